@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from prunus.tasks import TASKS, Quality, Task
     from prunus.tasks.agreement import agreement
     from prunus.tasks.builtin import regression, segmentation
+    from prunus.tasks.detection import detection
     from prunus.tasks.evaluate import Evaluation, evaluate
     from prunus.timing.latency import Timing, latency
     from prunus.train.fit import Fitted, fit
@@ -117,6 +118,7 @@ _HOMES = {
     "compress": "prunus.run.compress",
     "curve": "prunus.run.curve",
     "decide": "prunus.deciding.splits",
+    "detection": "prunus.tasks.detection",
     "evaluate": "prunus.tasks.evaluate",
     "export": "prunus.ship.export",
     "fit": "prunus.train.fit",
@@ -185,6 +187,7 @@ __all__ = [
     "compress",
     "curve",
     "decide",
+    "detection",
     "evaluate",
     "export",
     "fit",

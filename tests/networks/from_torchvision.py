@@ -1,8 +1,7 @@
 """torchvision: classification, segmentation, video, detection and optical flow.
 
-Its wheel may want two operators that a CPU build of PyTorch does not have. They are declared, not implemented, before
-the import. That is enough for all networks but for the last steps of detection: boxes cut out of feature maps
-(RoIAlign) and the removal of overlapping boxes (nms).
+Its wheel may want two operators that a CPU build of PyTorch does not have. They are declared before the import, and the
+removal of overlapping boxes (nms) is implemented in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -69,7 +68,26 @@ def library() -> Any:
     schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{operator}", schema)
-    return importlib.import_module("torchvision.models")
+    torch.library.impl("torchvision::nms", "CPU", non_maximum_suppression)
+    models = importlib.import_module("torchvision.models")
+    # It asks for its compiled operators before each nms; the other one, RoIAlign, it has in Python too.
+    importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
+    return models
+
+
+def non_maximum_suppression(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Places of the boxes (x1, y1, x2, y2) that no better kept box overlaps by more than the threshold, best first."""
+    order = scores.argsort(descending=True, stable=True)
+    boxes = boxes[order].double()
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    kept: list[int] = []
+    for place in range(len(boxes)):
+        rivals = boxes[kept]
+        sides = torch.minimum(rivals[:, 2:], boxes[place, 2:]) - torch.maximum(rivals[:, :2], boxes[place, :2])
+        both = sides.clamp(min=0).prod(1)
+        if not bool((both / (areas[kept] + areas[place] - both) > iou_threshold).any()):
+            kept.append(place)
+    return order[kept]
 
 
 def make(name: str, **options: Any) -> nn.Module:

@@ -24,7 +24,7 @@ from prunus.scoring.evidence import Gradients, filter_places, filters, weights_a
 from prunus.scoring.passes import sampled, walk
 from prunus.scoring.taps import channels_first, hooked, reading_taps
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import mean_loss
+from prunus.tasks.evaluate import trainable_loss
 from prunus.util.batches import Batches, device_of, logits_of, to_device
 from prunus.util.processes import add_up, all_or_none, check_even
 from prunus.util.progress import Progress
@@ -81,7 +81,7 @@ class _Effects:
         """Run backward, and add this batch to the sums."""
         views, self._views = self._views, []
         # Summed over the batch, so that every image has its own gradient.
-        loss = mean_loss(self._task, outputs, to_device(labels, device_of(self._graph.model))) * self._count
+        loss = trainable_loss(self._task, outputs, to_device(labels, device_of(self._graph.model))) * self._count
         wanted = [*(view for _, view, _ in views), *self.weights.values()]
         with torch.no_grad():
             flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)

@@ -281,7 +281,12 @@ def _some_images(batch: Any, rows: Tensor, count: int) -> Any:
 
 
 def divisible(value: Any, count: int) -> bool:
-    """Whether all that a part of a batch holds are tensors with one row for each of its images."""
+    """Whether all that a part of a batch holds are tensors with one row for each of its images.
+
+    A list with a dict for each image is not: its tensors may have as many rows as there are images by chance.
+    """
+    if isinstance(value, list | tuple) and len(value) == count and all(isinstance(one, Mapping) for one in value):
+        return False
     return all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == count for part in tree_leaves(value))
 
 

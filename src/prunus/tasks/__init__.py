@@ -36,15 +36,25 @@ class Quality:
     Attributes:
         measure: (outputs, labels) -> a value for each image [N], whose mean over all images is the quality. With
             `value`: a tensor of sums that add up over batches, always of the same shape; the quality is value(sums).
+            With `collects`: a list with an item for each image; the quality is value(items of all images).
         name: What it is called.
         unit: "%" for fractions of 1, which are shown as per cent; otherwise what to write after the number.
-        value: Sums -> the quality, if it is no mean over images.
+        value: Sums, or the items of all images -> the quality, if it is no mean over images.
+        collects: Whether items are collected, for a quality that sums do not give, such as average precision.
+        details: Sums, or the items of all images -> further figures by name.
     """
 
-    measure: Callable[[Any, Any], Tensor]
+    measure: Callable[[Any, Any], Any]
     name: str = "quality"
     unit: str = ""
-    value: Callable[[Tensor], float] | None = None
+    value: Callable[[Any], float] | None = None
+    collects: bool = False
+    details: Callable[[Any], dict[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse items that nothing makes a quality of."""
+        if self.collects and self.value is None:
+            raise RunError("a quality that collects items needs value=, the quality that all items together have")
 
     @property
     def is_mean(self) -> bool:
@@ -59,16 +69,17 @@ class ByClass:
     Attributes:
         name: What it is called.
         counts: (outputs, labels) -> whole numbers that add up over batches, with C columns for C classes. Where the
-            tensor is square, [i, j] counts what belongs to class i and is taken for class j.
+            tensor is square, [i, j] counts what belongs to class i and is taken for class j. None where the quality
+            collects items: these are what `values` and `sizes` take.
         values: Counts -> the quality of each class [C], NaN where it has none.
         sizes: Counts -> how much there is of each class [C].
         of: What is counted.
     """
 
     name: str
-    counts: Callable[[Any, Any], Tensor]
-    values: Callable[[Tensor], Tensor]
-    sizes: Callable[[Tensor], Tensor]
+    counts: Callable[[Any, Any], Tensor] | None
+    values: Callable[[Any], Tensor]
+    sizes: Callable[[Any], Tensor]
     of: str = "images"
 
 
@@ -88,8 +99,9 @@ class Task(Entry):
             and False [N, L], L labels of which each is a problem of its own; or whole numbers [N, ...], a class for
             each pixel (a negative one is ignored). By default there are none, and metrics that need them are refused.
         by_class: The quality of each class, for reports.
-        label_kind: What the label of an image is: one class ("classes"), several labels ("several"), or a class for
-            each pixel ("masks"). None: anything. Images with one class each are sampled and drawn by class.
+        label_kind: What the label of an image is: one class ("classes"), several labels ("several"), a class for each
+            pixel ("masks"), or boxes with their classes ("boxes"). None: anything. Images with one class each are
+            sampled and drawn by class.
         details: (outputs, labels) -> further figures, name -> one value for each image [N]; their means are reported.
         margins: (outputs, labels) -> how safely each image is decided [N], negative for a mistake. Races look at the
             images with the smallest magnitudes first: those change first when channels go.
@@ -105,7 +117,7 @@ class Task(Entry):
     distil: Callable[[Any, Any, float], Tensor] | None = None
     classes: Callable[[Any], Tensor] | None = None
     by_class: ByClass | None = None
-    label_kind: Literal["classes", "several", "masks"] | None = None
+    label_kind: Literal["classes", "several", "masks", "boxes"] | None = None
     details: Callable[[Any, Any], dict[str, Tensor]] | None = None
     margins: Callable[[Any, Any], Tensor] | None = None
     chance: Callable[[Any], float] | None = None

@@ -123,6 +123,19 @@ def mean_loss(task: Task, outputs: Any, labels: Any) -> Tensor:
     return loss.reshape(())
 
 
+def trainable_loss(task: Task, outputs: Any, labels: Any) -> Tensor:
+    """The loss of a batch, 0-d; RunError if nothing can be trained with it, because it has no gradient."""
+    loss = mean_loss(task, outputs, labels)
+    if not loss.requires_grad:
+        raise RunError(
+            f"the loss of the task {task.name or 'own'} has no gradient, so no labels can be trained with. Train with "
+            "a teacher alone (distill), mimic, or give a loss: task=prunus.detection(loss=...) for boxes"
+            if task.label_kind == "boxes"
+            else "loss= of the task returned a tensor without a gradient: compute it from the outputs of the network"
+        )
+    return loss
+
+
 def image_values(quality: Quality, outputs: Any, labels: Any, count: int) -> Tensor:
     """The value of each of `count` images, [N], of a quality that is a mean over images."""
     values = quality.measure(outputs, labels)
@@ -163,7 +176,7 @@ class QualitySums:
     def __init__(self, task: Task) -> None:
         self._task, self._quality = task, task.measured
         self._losses: list[Tensor] = []
-        self._parts: list[Tensor] = []
+        self._parts: list[Any] = []  # sums of batches, or the items of images
         self._details: dict[str, list[Tensor]] = {}
         self.num_images = 0
 
@@ -173,6 +186,15 @@ class QualitySums:
         self._losses.append(mean_loss(self._task, outputs, labels).detach() * count)
         if self._quality.is_mean:
             self._parts.append(image_values(self._quality, outputs, labels, count).sum())
+        elif self._quality.collects:
+            items = self._quality.measure(outputs, labels)
+            if not isinstance(items, list) or len(items) != count:
+                got = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
+                raise RunError(
+                    f"{self._quality.name} collects items, so its function must return a list with one for each of "
+                    f"{count} images; got {got}"
+                )
+            self._parts += items
         else:
             sums = self._quality.measure(outputs, labels)
             if not isinstance(sums, Tensor) or (self._parts and sums.shape != self._parts[0].shape):
@@ -191,14 +213,16 @@ class QualitySums:
         self._check()
         return value_of(self._quality, self.sums(), self.num_images)
 
-    def sums(self) -> Tensor:
-        """The sums that the quality is computed from, in float64 on the CPU."""
-        return _total(self._parts)
+    def sums(self) -> Any:
+        """What the quality is computed from: sums in float64 on the CPU, or the items of all images."""
+        return list(self._parts) if self._quality.collects else _total(self._parts)
 
     def evaluation(self) -> Evaluation:
         """All figures of the images so far."""
         self._check()
         details = {name: float(_total(parts)) / self.num_images for name, parts in self._details.items()}
+        if self._quality.details is not None:
+            details |= self._quality.details(self.sums())
         return Evaluation(self.value(), float(_total(self._losses)) / self.num_images, self.num_images, details)
 
     def _check(self) -> None:
@@ -210,8 +234,8 @@ def _total(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).cpu().double().sum(0)
 
 
-def value_of(quality: Quality, sums: Tensor, num_images: int) -> float:
-    """The quality that sums over `num_images` images give."""
+def value_of(quality: Quality, sums: Any, num_images: int) -> float:
+    """The quality that the sums or items of `num_images` images give."""
     value = float(sums) / num_images if quality.value is None else float(quality.value(sums))
     if not math.isfinite(value):
         raise RunError(f"{quality.name} is {value}, and decisions cannot be based on it: check outputs and labels")
@@ -306,18 +330,24 @@ def evaluate_by_class(model: nn.Module, loader: Batches, task: Task) -> tuple[Ev
 
     def see(outputs: Any, labels: Any, count: int) -> None:
         sums.add(outputs, labels, count)
-        if how is None or not isinstance(outputs, Tensor) or outputs.ndim < 2 or outputs.shape[1] > MOST_CLASSES:
+        if (
+            how is None
+            or how.counts is None
+            or not isinstance(outputs, Tensor)
+            or outputs.ndim < 2
+            or outputs.shape[1] > MOST_CLASSES
+        ):
             return  # a user-provided task may be a changed copy of a built-in one
         counts = how.counts(outputs, labels)
         total[:] = [total[0] + counts if total else counts]
 
     each_answer(model, loader, task, see)
-    if how is None or not total:
+    if how is None or not (total or task.measured.collects):
         return sums.evaluation(), None
-    counts = total[0].cpu().double()
+    counts = total[0].cpu().double() if total else sums.sums()
     values = tuple(None if math.isnan(value) else value for value in how.values(counts).tolist())
     sizes = tuple(int(size) for size in how.sizes(counts).tolist())
-    if counts.shape[0] != counts.shape[1]:
+    if not total or counts.shape[0] != counts.shape[1]:
         return sums.evaluation(), ClassFigures(values, sizes, None)
     places = (counts * (1 - torch.eye(len(counts)))).nonzero().tolist()
     pairs = sorted([(i, j, int(counts[i, j])) for i, j in places], key=lambda pair: -pair[2])  # most frequent first

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from prunus.errors import RunError
 from prunus.tasks import Quality, Task, task_of
-from prunus.tasks.evaluate import Evaluation, squared_distance, unpack_for
+from prunus.tasks.evaluate import Evaluation, squared_distance, tensors_of, unpack_for
 from prunus.train.distillation import FeatureMaps, common_maps
 from prunus.train.fit import DivergedError, fit, steps_of_epochs
 from prunus.train.rate_test import best_rate, try_rates
@@ -195,7 +194,7 @@ class Likeness:
 
 
 def _first(outputs: Any) -> Tensor:
-    return next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+    return next(tensors_of(outputs))
 
 
 def _batches_for(loader: Batches, images: int, task: Task) -> int:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from prunus.errors import DataError, RunError
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import mean_loss, squared_distance, unpack_for
+from prunus.tasks.evaluate import squared_distance, trainable_loss, unpack_for
 from prunus.train.checkpoint import digest
 from prunus.train.distillation import FeatureMaps, Teacher, common_maps, distillation_loss
 from prunus.train.settings import Preset, TrainingSettings, check_together
@@ -240,7 +240,7 @@ def prepare(
         sgd=sgd,
         optimizer=accelerator.prepare_optimizer(sgd),
         task=(task := task_of(settings.task)),
-        objective=lambda outputs, _images, labels: mean_loss(task, outputs, labels),
+        objective=lambda outputs, _images, labels: trainable_loss(task, outputs, labels),
         batches=batches,
         steps=steps_of(batches, accelerator),
         schedule=schedule,

@@ -9,7 +9,7 @@ A data set has three disjoint parts: `train` for the weights, `holdout` for deci
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,16 +20,23 @@ import torch
 from torch import Tensor
 
 from prunus.errors import DataError
-from prunus.zoo import folders, formats
+from prunus.zoo import boxes, folders, formats
 from prunus.zoo.images import Images, MemoryImages, Part, divide, stratified
 from prunus.zoo.loader import Batch, FileLoader, Loader, MemoryLoader, Order
 from prunus.zoo.names import DATA_SETS, NAMES, DataSet, check_data_set, parse_holdout
 
 __all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load", "locate", "roots"]
 
-LabelKind = Literal["classes", "masks", "several"]  # of an image: one class, a class for each pixel, several labels
-_FOLDERS = {"classes": folders.read_classes, "masks": folders.read_masks, "several": folders.read_labelled}
-_TASKS = {"masks": "segmentation", "several": "multilabel"}  # the tasks that need such labels
+# Of an image: one class, a class for each pixel, several labels, boxes with classes.
+LabelKind = Literal["classes", "masks", "several", "boxes"]
+_FOLDERS = {
+    "classes": folders.read_classes,
+    "masks": folders.read_masks,
+    "several": folders.read_labelled,
+    "boxes": boxes.read_boxes,
+}
+_TASKS = {"masks": "segmentation", "several": "multilabel", "boxes": "detection"}  # the tasks that need such labels
+_WHAT = {"masks": "images and masks", "several": "a CSV of labels", "boxes": "images with boxes"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +135,8 @@ def load(
         seed: Chooses the held-out images.
         workers: Number of processes that decode image files; images in memory need none.
         max_corrupt: Largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
-        labels: Of `folder:PATH`: folders of classes, masks, or several labels from a CSV; None takes what is there. A
-            folder of images alone has none.
+        labels: Of `folder:PATH`: folders of classes, masks, several labels from a CSV, or boxes; None takes what is
+            there. A folder of images alone has none.
     """
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}")
@@ -184,14 +191,18 @@ def _read(
     name, _, path = spec.partition(":")
     if name == "folder":
         place = Path(path).expanduser()
-        if folders.has_no_labels(place):
+        if not boxes.has_boxes(place) and folders.has_no_labels(place):
             return folders.read_unlabelled(place, size)
-        there: LabelKind = "masks" if folders.has_masks(place) else "several" if folders.has_table(place) else "classes"
+        kinds: dict[LabelKind, Callable[[Path], bool]] = {
+            "masks": folders.has_masks,
+            "several": folders.has_table,
+            "boxes": boxes.has_boxes,
+        }
+        there: LabelKind = next((kind for kind, has in kinds.items() if has(place)), "classes")
         top = place / "train" if (place / "train").is_dir() else place
         by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
-        if labels == "classes" and there != "classes" and (there == "masks" or not by_class):
-            what = "images and masks" if there == "masks" else "a CSV of labels"
-            raise DataError(f"{place}: this is {what}, not one folder per class: take the task {_TASKS[there]}")
+        if labels == "classes" and there != "classes" and (there in ("masks", "boxes") or not by_class):
+            raise DataError(f"{place}: this is {_WHAT[there]}, not one folder per class: take the task {_TASKS[there]}")
         return _FOLDERS[labels or there](place, size)
     if labels is not None and labels in _TASKS:
         raise DataError(f"{name} has one class per image; for {_TASKS[labels]} take folder:PATH or module:function")

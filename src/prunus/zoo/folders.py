@@ -40,14 +40,15 @@ def image_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _known(kind: str, path: Path, classes: tuple[str, ...], size: int | None) -> DataSet:
+def known_folder(kind: str, path: Path, classes: tuple[str, ...], size: int | None) -> DataSet:
     """A data set of files, with ImageNet's normalisation, and its size unless told otherwise."""
     known = DATA_SETS[kind]
     shape = known.shape if size is None else (3, size, size)
     return replace(known, name=f"{kind}:{path}", classes=classes, shape=shape)
 
 
-def _test_folder(path: Path) -> Path | None:
+def test_folder(path: Path) -> Path | None:
+    """The folder of test images: test, or else val."""
     return next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
 
 
@@ -62,7 +63,7 @@ def read_classes(path: Path, size: int | None) -> FolderData:
     train: FileImages
     test: FileImages | None
     if (path / "train").is_dir():
-        classes, tests = _class_names(path / "train"), _test_folder(path)
+        classes, tests = _class_names(path / "train"), test_folder(path)
         train, test = _read_tree(path / "train", classes), _read_tree(tests, classes) if tests else None
     else:
         classes = _class_names(path)
@@ -70,7 +71,7 @@ def read_classes(path: Path, size: int | None) -> FolderData:
     if len(classes) == 1:
         only = (path / "train" if (path / "train").is_dir() else path) / classes[0]
         raise DataError(f"{path}: one folder is one class, and classes are told apart. Without labels: folder:{only}")
-    return _known("folder", path, classes, size), train, test
+    return known_folder("folder", path, classes, size), train, test
 
 
 def _folders_in(tree: Path) -> list[str]:
@@ -117,11 +118,11 @@ def read_unlabelled(path: Path, size: int | None) -> FolderData:
     """PATH with images; or PATH/train and PATH/test (or val), each with images. There are no classes."""
     test: FileImages | None
     if (path / "train").is_dir():
-        tests = _test_folder(path)
+        tests = test_folder(path)
         train, test = _images_in(path / "train"), _images_in(tests) if tests else None
     else:
         train, test = split_off_test(_images_in(path))
-    return _known("folder", path, (), size), train, test
+    return known_folder("folder", path, (), size), train, test
 
 
 def _images_in(folder: Path) -> FileImages:
@@ -163,7 +164,7 @@ def read_imagenet(path: Path, size: int | None) -> FolderData:
         classes, labels = _flat_labels(path, names, classes)
         test = FileImages(tuple(str(val / name) for name in names), labels)
     train = _read_tree(tree, classes) if tree.is_dir() else None
-    return _known("imagenet", path, classes, size), train, test
+    return known_folder("imagenet", path, classes, size), train, test
 
 
 def _flat_labels(path: Path, files: Sequence[str], known: tuple[str, ...] | None) -> tuple[tuple[str, ...], IntArray]:
@@ -257,7 +258,7 @@ def read_labelled(path: Path, size: int | None) -> FolderData:
         train, test = split_off_test(images)
     else:
         classes, train = _read_table(path / "train" / TABLE)
-        tests, test = _test_folder(path), None
+        tests, test = test_folder(path), None
         if tests:
             others, test = _read_table(tests / TABLE)
             if classes != others:
@@ -267,7 +268,7 @@ def read_labelled(path: Path, size: int | None) -> FolderData:
             both = set.intersection(*({str(Path(p).resolve()) for p in part.paths} for part in (train, test)))
             if both:
                 raise DataError(f"{tests / TABLE}: {len(both)} images are listed for training too, such as {min(both)}")
-    return _known("folder", path, classes, size), train, test
+    return known_folder("folder", path, classes, size), train, test
 
 
 def _read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
@@ -327,12 +328,12 @@ def read_masks(path: Path, size: int | None) -> FolderData:
         )
     test: FileImages | None
     if any(images.is_dir() for images, _ in _places(path, "train")):
-        tests = _test_folder(path) or _test_folder(path / "images")
+        tests = test_folder(path) or test_folder(path / "images")
         train, test = _pairs(path, "train"), _pairs(path, tests.name) if tests else None
     else:
         train, test = split_off_test(_pairs(path, ""))
     classes = _mask_classes(path, [*train.masks, *(test.masks if test else ())])
-    return _known("folder", path, classes, size), train, test
+    return known_folder("folder", path, classes, size), train, test
 
 
 def _places(path: Path, part: str) -> list[tuple[Path, Path]]:

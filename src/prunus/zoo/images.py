@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,11 +83,13 @@ class MemoryImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Images in files of any size. Each has a class, several labels, or a mask with the class of each pixel."""
+    """Images in files of any size. Each has a class, several labels, a mask with the class of each pixel, or boxes."""
 
     paths: tuple[str, ...]
-    labels: IntArray  # classes [N], all 0 if there are masks; or [N, L]: 0 or 1 for each of L labels
+    labels: IntArray  # classes [N], all 0 if there are masks or boxes; or [N, L]: 0 or 1 for each of L labels
     masks: tuple[str, ...] = ()  # files
+    boxes: tuple[npt.NDArray[np.float64], ...] = ()  # [n, 6] each, see `prunus.zoo.boxes`
+    sizes: tuple[tuple[int, int], ...] = ()  # width and height of each image, where the labels say them
 
     @property
     def strata(self) -> IntArray:
@@ -96,8 +98,13 @@ class FileImages:
 
     def take(self, positions: IntArray) -> FileImages:
         """The images at these positions."""
-        paths, masks = (tuple(f[p] for p in positions) if f else () for f in (self.paths, self.masks))
-        return FileImages(paths, self.labels[positions], masks)
+
+        def some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[place] for place in positions) if values else ()
+
+        return FileImages(
+            some(self.paths), self.labels[positions], some(self.masks), some(self.boxes), some(self.sizes)
+        )
 
 
 Images = MemoryImages | FileImages
@@ -140,14 +147,14 @@ def decode(path: str, size: int, rng: np.random.Generator | None, least: float =
     The centre crop resizes the shorter side to size * 256 / 224 and takes the central size x size pixels.
     least: the smallest fraction of the image that a random crop covers.
     """
-    image = _rgb(path)
+    image = open_rgb(path)
     if rng is not None:
-        return _channels_first(_view(rng, image.size, least)(image, size, Image.Resampling.BILINEAR))
+        return channels_first(_view(rng, image.size, least)(image, size, Image.Resampling.BILINEAR))
     scale = round(size * RESIZE_SHARE) / min(image.size)
     width, height = (max(size, int(side * scale)) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return _channels_first(resized.crop((left, top, left + size, top + size)))
+    return channels_first(resized.crop((left, top, left + size, top + size)))
 
 
 def decode_with_mask(
@@ -158,7 +165,7 @@ def decode_with_mask(
     Both are resized as a whole, or cropped and mirrored alike with `rng`: the image bilinearly, the mask to the nearest
     pixel, so that no class is mixed from two others.
     """
-    image, indices = _rgb(path), read_mask(mask)
+    image, indices = open_rgb(path), read_mask(mask)
     if indices.shape != (image.height, image.width):
         height, width = indices.shape
         raise DataError(
@@ -174,7 +181,7 @@ def decode_with_mask(
     view = _view(rng, image.size, LABELLED_AREA)
     pixels = view(image, size, Image.Resampling.BILINEAR)
     classes = view(Image.fromarray(indices), size, Image.Resampling.NEAREST)
-    return _channels_first(pixels), np.asarray(classes).astype(np.int64)
+    return channels_first(pixels), np.asarray(classes).astype(np.int64)
 
 
 def read_mask(path: str) -> npt.NDArray[np.int32]:
@@ -221,10 +228,12 @@ def _view(
     return view
 
 
-def _rgb(path: str) -> Image.Image:
+def open_rgb(path: str) -> Image.Image:
+    """An image file in colour."""
     with Image.open(path) as opened:
         return opened.convert("RGB")
 
 
-def _channels_first(image: Image.Image) -> Pixels:
+def channels_first(image: Image.Image) -> Pixels:
+    """The pixels of an image, [3, height, width]."""
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from prunus.errors import DataError
+from prunus.zoo.boxes import letterbox
 from prunus.zoo.images import (
     CROP_AREA,
     LABELLED_AREA,
@@ -29,7 +31,7 @@ from prunus.zoo.images import (
 
 logger = logging.getLogger(__name__)
 
-Batch = tuple[Tensor, ...]  # images, labels; images alone if they have no labels
+Batch = tuple[Any, ...]  # images, labels; images alone if they have no labels
 PADDED_SHARE = 8  # pad by 1/8 of the height: 4 pixels for 32
 MOST_CORRUPT, CORRUPT_SHARE = 20, 20  # by default 20 files of an epoch may be corrupt, and at most one in 20
 NAMED = 5  # corrupt files listed in an error
@@ -130,7 +132,7 @@ class Order:
 class Loader(ABC):
     """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew.
 
-    Without classes it gives (images,).
+    Without classes it gives (images,). The labels of boxes are a list with a dict for each image.
     """
 
     images: Images
@@ -221,10 +223,10 @@ class MemoryLoader(Loader):
         return taken.pixels[torch.from_numpy(taken.rows)], torch.from_numpy(taken.labels)
 
 
-# A batch from a worker: pixels [n, 3, size, size] uint8; labels [n], [n, L] or, of masks, [n, size, size]; (path,
-# reason) of each file that could not be decoded; and what is wrong with a mask that cannot be used, which is raised in
-# the main process, because an error loses its type and text on the way there.
-Decoded = tuple[Tensor, Tensor, Sequence[tuple[str, str]], str]
+# A batch from a worker: pixels [n, 3, size, size] uint8; labels [n], [n, L], of masks [n, size, size], or of boxes a
+# dict for each image; (path, reason) of each file that could not be decoded; and what is wrong with labels that cannot
+# be used, which is raised in the main process, because an error loses its type and text on the way there.
+Decoded = tuple[Tensor, Any, Sequence[tuple[str, str]], str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,16 +246,20 @@ class BatchDecoder(Dataset[Decoded]):
         # One generator per image, so that a corrupt file does not change the other crops.
         seeds = [rng.integers(2**63) for _ in range(whole)][self.order.share]
         pixels: list[Pixels] = []
-        labels: list[IntArray] = []
+        labels: list[Any] = []
         corrupt: list[tuple[str, str]] = []
         positions = self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]
         for position, seed in zip(positions, seeds, strict=True):
             path, label = self.images.paths[position], np.asarray(self.images.labels[position])
+            targets: Any = label
             crop = np.random.default_rng(seed) if self.augment else None
             try:
                 if self.images.masks:
                     mask = self.images.masks[position]
-                    image, label = decode_with_mask(path, mask, self.size, crop, self.num_classes)
+                    image, targets = decode_with_mask(path, mask, self.size, crop, self.num_classes)
+                elif self.images.boxes:
+                    declared = self.images.sizes[position] if self.images.sizes else None
+                    image, targets = letterbox(path, self.images.boxes[position], self.size, crop, declared)
                 else:
                     image = decode(path, self.size, crop, CROP_AREA[0] if label.ndim == 0 else LABELLED_AREA)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -262,10 +268,11 @@ class BatchDecoder(Dataset[Decoded]):
                 return torch.zeros(0), torch.zeros(0), (), str(error)
             else:
                 pixels.append(image)
-                labels.append(label)
+                labels.append(targets)
         stacked = np.stack(pixels) if pixels else np.zeros((0, 3, self.size, self.size), np.uint8)
-        targets = np.stack(labels) if labels else np.zeros(0, np.int64)
-        return torch.from_numpy(stacked), torch.from_numpy(targets), corrupt, ""
+        if self.images.boxes:
+            return torch.from_numpy(stacked), labels, corrupt, ""
+        return torch.from_numpy(stacked), torch.from_numpy(np.stack(labels) if labels else np.zeros(0)), corrupt, ""
 
 
 @dataclass(eq=False, repr=False)

@@ -1,0 +1,109 @@
+"""Detection: scenes of MNIST digits, detectors trained on them, pruned, repaired and trained on; AP and time of each.
+
+    python benchmarks/detection.py scenes DIR         # images and YOLO labels; MNIST comes from `prunus data mnist`
+    python benchmarks/detection.py train DIR          # YOLOv8n by ultralytics' own trainer; goes on where it stopped
+
+The licence of ultralytics is the AGPL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+SIDE, MOST_DIGITS, SIZES = 192, 6, (24, 64)  # of a scene in pixels, digits in it, and the height of a digit
+PARTS = {"train": (1000, "train"), "val": (200, "train"), "test": (400, "test")}  # scenes, and whose digits
+
+
+def scene(digits: Any, labels: Any, rng: np.random.Generator, side: int = SIDE) -> tuple[Any, list[list[float]]]:
+    """A coloured, noisy scene [side, side, 3] of digits, and a row (class, x, y, width, height) in [0, 1] for each."""
+    rows, columns = np.mgrid[0:side, 0:side] / side
+    ground = (
+        rng.uniform(0.0, 0.5, 3)
+        + 0.25 * np.stack([rows * rng.uniform(-1, 1), columns * rng.uniform(-1, 1)]).sum(0)[..., None]
+    )
+    picture = ground + rng.normal(0, 0.06, (side, side, 1))
+    boxes: list[tuple[int, int, int, int]] = []
+    found = []
+    for _ in range(rng.integers(1, MOST_DIGITS + 1)):
+        number = int(rng.integers(len(digits)))
+        size = int(rng.integers(SIZES[0] * side // SIDE, SIZES[1] * side // SIDE + 1))
+        ink = np.asarray(Image.fromarray(digits[number]).resize((size, size), Image.Resampling.BILINEAR)) / 255
+        there = np.argwhere(ink > 0.3)
+        (top, left), (bottom, right) = there.min(0), there.max(0) + 1
+        ink = ink[top:bottom, left:right]
+        height, width = ink.shape
+        y, x = int(rng.integers(0, side - height)), int(rng.integers(0, side - width))
+        if any(x < b[2] and b[0] < x + width and y < b[3] and b[1] < y + height for b in boxes):
+            continue
+        colour = rng.uniform(0.6, 1.0, 3)
+        part = picture[y : y + height, x : x + width]
+        part[:] = part * (1 - ink[..., None]) + colour * ink[..., None]
+        boxes.append((x, y, x + width, y + height))
+        found.append(
+            [int(labels[number]), (x + width / 2) / side, (y + height / 2) / side, width / side, height / side]
+        )
+    return (picture.clip(0, 1) * 255).round().astype(np.uint8), found
+
+
+def write_scenes(folder: Path, side: int = SIDE, parts: dict[str, tuple[int, str]] | None = None) -> Path:
+    """Scenes in the layout of ultralytics; the path of its data.yaml."""
+    from prunus.zoo.data import load
+
+    mnist = load("mnist", holdout="none")
+    for number, (part, (count, source)) in enumerate((parts or PARTS).items()):
+        images: Any = mnist.parts[source]  # type: ignore[index]
+        digits, rng = images.pixels[:, 0].numpy()[images.rows], np.random.default_rng([0, number])
+        for kind in ("images", "labels"):
+            (folder / kind / part).mkdir(parents=True, exist_ok=True)
+        for n in range(count):
+            picture, rows = scene(digits, images.labels, rng, side)
+            Image.fromarray(picture).save(folder / "images" / part / f"{n:04d}.png")
+            lines = [" ".join([str(row[0]), *(f"{value:.6f}" for value in row[1:])]) for row in rows]
+            (folder / "labels" / part / f"{n:04d}.txt").write_text("".join(f"{line}\n" for line in lines))
+    listed = "".join(f"  {n}: digit {n}\n" for n in range(10))
+    (folder / "data.yaml").write_text(
+        f"path: {folder.resolve()}\ntrain: images/train\nval: images/val\ntest: images/test\nnames:\n{listed}"
+    )
+    return folder / "data.yaml"
+
+
+def train(folder: Path, out: Path, epochs: int, side: int) -> None:
+    """YOLOv8n from random weights, by ultralytics' own trainer. An interrupted training goes on."""
+    from ultralytics import YOLO  # type: ignore[import-not-found, unused-ignore]
+
+    last = out / "yolov8n" / "weights" / "last.pt"
+    if last.exists():
+        YOLO(last).train(resume=True)
+        return
+    how = {"imgsz": side, "batch": 16, "device": "cpu", "workers": 0, "amp": False, "plots": False, "seed": 0}
+    boring = {"mosaic": 0.0, "fliplr": 0.0, "hsv_h": 0.5, "optimizer": "AdamW", "lr0": 0.002, "warmup_epochs": 1.0}
+    YOLO("yolov8n.yaml").train(
+        data=str(folder / "data.yaml"), epochs=epochs, project=str(out), name="yolov8n", exist_ok=True, **how, **boring
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("scenes", "train"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/detection"))
+    parser.add_argument("--epochs", type=int, default=12)
+    asked = parser.parse_args()
+    os.environ.setdefault("YOLO_OFFLINE", "true")
+    if asked.step == "scenes":
+        print(write_scenes(asked.folder))
+        return
+    from tests.networks import from_torchvision
+
+    from_torchvision.library()  # ultralytics imports torchvision, whose wheel may not fit
+    train(asked.folder, asked.out.resolve(), asked.epochs, SIDE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""Images with boxes: COCO's JSON, or YOLO's text files beside the images; and the letterbox that makes them square.
+
+Every reader returns what is known of the data set, and its training and test images. A box is stored as (class, x1, y1,
+x2, y2, crowd), in shares of the image's width and height.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from prunus.errors import DataError
+from prunus.zoo.folders import CLASSES, FolderData, image_files, known_folder, test_folder
+from prunus.zoo.images import FileImages, Pixels, channels_first, open_rgb, split_off_test
+
+logger = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float64]
+GREY = 114  # of the bars of a letterbox, as ultralytics paints them
+OUTSIDE = 0.01  # the share of an image by which a box may stick out of it; labelling tools round
+LEAST_SCALE = 0.6  # of a letterboxed image in training: it is made smaller, and put at a random place
+NO_BOXES = np.zeros((0, 6))
+YAML = (".yaml", ".yml")
+
+
+def has_boxes(path: Path) -> bool:
+    """Whether a path names images with boxes: a YAML or JSON file, or a folder with labels or annotations."""
+    if path.is_file():
+        return path.suffix.lower() in (*YAML, ".json")
+    return bool(_yaml_in(path) or _json_for(path, "train") or _json_for(path, "")) or any(
+        labels.is_dir() for part in ("train", "") for _, labels in _places(path, part)
+    )
+
+
+def read_boxes(path: Path, size: int | None) -> FolderData:
+    """A YAML file of ultralytics, a COCO JSON file, or a folder with images and either kind of labels."""
+    if path.is_file() and path.suffix.lower() == ".json":
+        classes, whole = _read_coco(path, path.parent, "")
+        train, test = split_off_test(whole)
+        return known_folder("folder", path, classes, size), train, test
+    listing = path if path.is_file() else _yaml_in(path)
+    if listing is not None:
+        return _read_yaml(listing, path, size)
+    if _json_for(path, "train") or _json_for(path, ""):
+        return _read_coco_folder(path, size)
+    if not has_boxes(path):
+        raise DataError(
+            f"{path}: for detection, expected a YAML file of ultralytics (train, val, names), COCO's "
+            "annotations/instances_train*.json, or the folders images and labels with a text file for each image, here "
+            "or in train and in test (or val)"
+        )
+    if any(images.is_dir() for images, _ in _places(path, "train")):
+        tests = test_folder(path) or test_folder(path / "images")
+        folders = {"train": _place(path, "train"), **({"test": _place(path, tests.name)} if tests else {})}
+        return _read_yolo(path, folders, None, size)
+    return _read_yolo(path, {"": _place(path, "")}, None, size)
+
+
+# -- YOLO: a text file for each image; each line is `class x y width height` in shares of the image, or a polygon
+
+
+def _places(path: Path, part: str) -> list[tuple[Path, Path]]:
+    return [(path / part / "images", path / part / "labels"), (path / "images" / part, path / "labels" / part)]
+
+
+def _place(path: Path, part: str) -> Path:
+    return next((images for images, _ in _places(path, part) if images.is_dir()), path / "images")
+
+
+def _yaml_in(path: Path) -> Path | None:
+    """The only YAML file of a folder."""
+    found = [file for file in sorted(path.glob("*")) if file.suffix.lower() in YAML] if path.is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def _read_yaml(listing: Path, path: Path, size: int | None) -> FolderData:
+    """A data set as ultralytics describes it: path, train, val, test and names."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(listing.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{listing}: cannot be read as YAML: {error}") from error
+    if not isinstance(content, dict) or "train" not in content or "names" not in content:
+        raise DataError(f"{listing}: expected the keys train and names, and usually path, val or test")
+    names = content["names"]
+    if isinstance(names, Mapping):
+        if sorted(names) != list(range(len(names))):
+            raise DataError(f"{listing}: the classes in names must be numbered 0 to {len(names) - 1} without gaps")
+        names = [names[number] for number in range(len(names))]
+    if not isinstance(names, list) or not names:
+        raise DataError(f"{listing}: names must list the classes")
+    top = listing.parent / str(content.get("path") or ".")
+    folders = {}
+    for part, keys in {"train": ("train",), "test": ("test", "val")}.items():
+        given = next((content[key] for key in keys if content.get(key)), None)
+        if given is None:
+            continue
+        if not isinstance(given, str):
+            raise DataError(f"{listing}: {part} must be one folder of images, got {given!r}")
+        tried = [place / given for place in (top, listing.parent)]
+        folder = next((each for each in tried if each.is_dir()), None)
+        if folder is None:
+            raise DataError(f"{listing}: {given} is not a folder in {top}")
+        folders[part] = folder
+    return _read_yolo(path, folders, tuple(map(str, names)), size)
+
+
+def _read_yolo(path: Path, folders: Mapping[str, Path], names: tuple[str, ...] | None, size: int | None) -> FolderData:
+    """The images of some folders. Where a folder is not divided, a fixed fifth of its images is the test set."""
+    if names is None and (path / CLASSES).is_file():
+        names = tuple(
+            line.strip() for line in (path / CLASSES).read_text(encoding="utf-8-sig").splitlines() if line.strip()
+        )
+    parts = {part: _labelled(folder, names) for part, folder in folders.items()}
+    if names is None:
+        largest = max(int(rows[:, 0].max()) for each in parts.values() for rows in each.boxes or () if len(rows))
+        names = tuple(str(number) for number in range(largest + 1))
+    _tell_of_missing(path, names, parts.get("train", parts.get("")))
+    known = known_folder("folder", path, names, size)
+    if "" in parts:
+        return known, *split_off_test(parts[""])
+    return known, parts["train"], parts.get("test")
+
+
+def _labels_of(folder: Path) -> Path:
+    """The folder of labels of a folder of images: the last `images` in its path is `labels`."""
+    parts = list(folder.parts)
+    if "images" not in parts:
+        return folder
+    place = len(parts) - 1 - parts[::-1].index("images")
+    return Path(*parts[:place], "labels", *parts[place + 1 :])
+
+
+def _labelled(folder: Path, names: Sequence[str] | None) -> FileImages:
+    files, labels = image_files(folder), _labels_of(folder)
+    if not files:
+        raise DataError(f"{folder}: has no images")
+    rows, without = [], 0
+    for file in files:
+        text = labels / PurePosixPath(file).with_suffix(".txt")
+        without += not text.is_file()
+        rows.append(_yolo_rows(text, names) if text.is_file() else NO_BOXES)
+    if not any(len(each) for each in rows):
+        raise DataError(
+            f"{folder}: none of the {len(files)} images has a box; expected text files of the same names in {labels}, "
+            "with `class x y width height` in each line"
+        )
+    if without:
+        logger.warning(
+            "%s: %d of %d images have no text file in %s, so no objects", folder, without, len(files), labels
+        )
+    return _file_images([str(folder / file) for file in files], rows)
+
+
+def _yolo_rows(path: Path, names: Sequence[str] | None) -> Floats:
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text in UTF-8: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            label, *values = (float(word) for word in line.split())
+        except ValueError as error:
+            raise DataError(f"{where}: expected numbers, `class x y width height`; got {line.strip()!r}") from error
+        polygon = len(values) >= 6 and len(values) % 2 == 0
+        if not (len(values) == 4 or polygon) or not np.isfinite(values).all():
+            raise DataError(f"{where}: expected `class x y width height`, or a polygon; got {line.strip()!r}")
+        if label != int(label) or label < 0 or (names is not None and label >= len(names)):
+            known = f"the classes are 0 to {len(names) - 1} ({', '.join(names[:3])}, ...)" if names else "0, 1, ..."
+            raise DataError(f"{where}: {label:g} is not a class; {known}")
+        if polygon:
+            corners = np.array(values).reshape(-1, 2)
+            box = [*corners.min(0), *corners.max(0)]
+        else:
+            x, y, width, height = values
+            box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+        rows.append([label, *_inside(box, where), 0.0])
+    return np.array(rows).reshape(-1, 6)
+
+
+def _inside(box: Sequence[float], where: str) -> list[float]:
+    """A box in shares of its image, cut off at the borders; DataError if it is empty or lies outside."""
+    left, top, right, bottom = map(float, box)
+    if not (left < right and top < bottom):
+        raise DataError(f"{where}: the box is empty: its width and height must be above 0")
+    if min(left, top) < -OUTSIDE or max(right, bottom) > 1 + OUTSIDE:
+        raise DataError(
+            f"{where}: the box is outside its image: it reaches from ({left:.3f}, {top:.3f}) to ({right:.3f}, "
+            f"{bottom:.3f}), and the image from 0 to 1 of its width and height"
+        )
+    return [float(np.clip(value, 0, 1)) for value in (left, top, right, bottom)]
+
+
+# -- COCO: one JSON for each part, with images, annotations and categories
+
+
+def _json_for(path: Path, part: str) -> Path | None:
+    """The JSON of a part of a folder, in one of the usual places."""
+    wanted = [f"{part}/_annotations.coco.json", f"{part}/annotations.json", f"{part}.json"] if part else []
+    wanted += [f"annotations/instances_{part}*.json", f"annotations/{part}*.json"] if part else ["annotations.json"]
+    return next((file for pattern in wanted for file in sorted(path.glob(pattern)) if file.is_file()), None)
+
+
+def _read_coco_folder(path: Path, size: int | None) -> FolderData:
+    whole = _json_for(path, "")
+    if whole is not None:
+        classes, images = _read_coco(whole, path, "")
+        return known_folder("folder", path, classes, size), *split_off_test(images)
+    listing = _json_for(path, "train")
+    assert listing is not None
+    classes, train = _read_coco(listing, path, "train")
+    tests, test = next((file for part in ("test", "val") if (file := _json_for(path, part))), None), None
+    if tests is not None:
+        others, test = _read_coco(tests, path, re.split(r"[\d_.]", tests.stem.removeprefix("instances_"))[0] or "test")
+        if classes != others:
+            raise DataError(
+                f"{tests}: has the categories {', '.join(others[:8])}, and the training images {', '.join(classes[:8])}"
+            )
+    _tell_of_missing(path, classes, train)
+    return known_folder("folder", path, classes, size), train, test
+
+
+def _read_coco(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], FileImages]:
+    """The categories by their numbers, and the images of a COCO JSON. Categories need not be numbered without gaps."""
+    try:
+        content = json.loads(listing.read_text(encoding="utf-8"))
+        images = {entry["id"]: entry for entry in content["images"]}
+        categories = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
+        annotations = content["annotations"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{listing}: expected COCO's JSON with images, annotations and categories ({type(error).__name__}: {error})"
+        ) from error
+    numbers = {key: number for number, key in enumerate(sorted(categories))}
+    rows: dict[Any, list[list[float]]] = {key: [] for key in images}
+    empty = 0
+    for entry in annotations:
+        where = f"{listing}, annotation {entry.get('id')}"
+        if entry.get("image_id") not in images:
+            raise DataError(f"{where}: there is no image {entry.get('image_id')!r}")
+        if entry.get("category_id") not in numbers:
+            raise DataError(f"{where}: there is no category {entry.get('category_id')!r}")
+        image, box = images[entry["image_id"]], entry.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not np.isfinite(box).all():
+            raise DataError(f"{where}: bbox must be [x, y, width, height], got {box!r}")
+        if min(box[2:]) == 0:
+            empty += 1
+            continue
+        sides = [float(image.get(key) or 0) for key in ("width", "height")]
+        if min(sides) <= 0:
+            raise DataError(f"{listing}: image {image['id']!r} has no width and height")
+        x, y, width, height = box
+        shares = np.array([x, y, x + width, y + height]) / np.array(sides * 2)
+        inside = _inside(shares.tolist(), where)
+        rows[image["id"]].append([numbers[entry["category_id"]], *inside, float(bool(entry.get("iscrowd")))])
+    if empty:
+        logger.warning("%s: left out %d boxes without width or height", listing, empty)
+    if not any(rows.values()):
+        raise DataError(f"{listing}: has no boxes")
+    names = tuple(categories[key] for key in sorted(categories))
+    found = _file_images(
+        [str(_coco_file(image["file_name"], listing, top, part)) for image in images.values()],
+        [np.array(each).reshape(-1, 6) for each in rows.values()],
+        [(int(image.get("width") or 0), int(image.get("height") or 0)) for image in images.values()],
+    )
+    return names, found
+
+
+def _coco_file(name: str, listing: Path, top: Path, part: str) -> Path:
+    year = listing.stem.removeprefix("instances_")  # as in train2017
+    folders = [top / year, top / "images" / year, top / part, top / part / "images", top / "images" / part]
+    tried = [folder / name for folder in (*folders, listing.parent, top, top / "images")]
+    found = next((file for file in tried if file.is_file()), None)
+    if found is None:
+        raise DataError(f"{listing}: there is no image {name!r} in {top}, {top / 'images'} or {top / year}")
+    return found
+
+
+def _file_images(
+    paths: Sequence[str], rows: Iterable[Floats], sizes: Sequence[tuple[int, int]] | None = None
+) -> FileImages:
+    return FileImages(tuple(paths), np.zeros(len(paths), dtype=np.int64), (), tuple(rows), tuple(sizes or ()))
+
+
+def _tell_of_missing(path: Path, names: Sequence[str], train: FileImages | None) -> None:
+    """A warning if no training image has a box of some class: its precision can only be guessed."""
+    if train is None:
+        return
+    there = {int(label) for rows in train.boxes for label in rows[:, 0]}
+    missing = [name for number, name in enumerate(names) if number not in there]
+    if missing:
+        more = ", ..." if len(missing) > 5 else ""
+        logger.warning("%s: no training image has a box of %s%s", path, ", ".join(missing[:5]), more)
+
+
+# -- square images
+
+
+def letterbox(
+    path: str, rows: Floats, size: int, rng: np.random.Generator | None, declared: tuple[int, int] | None = None
+) -> tuple[Pixels, dict[str, Tensor]]:
+    """An image [3, size, size] with its sides in their ratio, between grey bars, and its boxes in pixels of it.
+
+    With `rng` it is up to 40% smaller, at a random place, and mirrored with probability 1/2. `frame` of the labels is
+    (scale, left, top, width, height) of the image in the square, which leads back from boxes to the file.
+
+    declared: its width and height, as its labels say.
+    """
+    image = open_rgb(path)
+    if declared is not None and all(declared) and declared != image.size:
+        raise DataError(
+            f"{path}: has {image.width} x {image.height} pixels, and its labels say {declared[0]} x {declared[1]}: "
+            "the boxes are those of another size"
+        )
+    shrunk = 1.0 if rng is None else float(rng.uniform(LEAST_SCALE, 1.0))
+    scale = size / max(image.size) * shrunk
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    free = (size - width, size - height)
+    left, top = (side // 2 if rng is None else int(rng.integers(side + 1)) for side in free)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    mirrored = rng is not None and rng.random() < 0.5
+    if mirrored:
+        resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        rows = rows.copy()
+        rows[:, [1, 3]] = 1 - rows[:, [3, 1]]
+    square = Image.new("RGB", (size, size), (GREY, GREY, GREY))
+    square.paste(resized, (left, top))
+    corners = rows[:, 1:5] * np.array([width, height, width, height]) + np.array([left, top, left, top])
+    labels = {
+        "boxes": torch.from_numpy(corners).float(),
+        "labels": torch.from_numpy(rows[:, 0].astype(np.int64)),
+        "crowd": torch.from_numpy(rows[:, 5] > 0),
+        "frame": torch.tensor([scale, left, top, image.width, image.height], dtype=torch.float32),
+    }
+    return channels_first(square), labels
