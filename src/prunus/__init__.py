@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from prunus.train.fit import Fitted, fit
     from prunus.train.mimic import Mimicked, mimic
     from prunus.train.settings import Preset
+    from prunus.zoo.onnx_file import from_onnx
 
 # Where the public names live. They are imported when first asked for: `prunus --help` need not wait for torch.
 _HOMES = {
@@ -123,6 +124,7 @@ _HOMES = {
     "export": "prunus.ship.export",
     "fit": "prunus.train.fit",
     "fold_batch_norm": "prunus.ship.fold",
+    "from_onnx": "prunus.zoo.onnx_file",
     "latency": "prunus.timing.latency",
     "load": "prunus.graph.files",
     "mimic": "prunus.train.mimic",
@@ -192,6 +194,7 @@ __all__ = [
     "export",
     "fit",
     "fold_batch_norm",
+    "from_onnx",
     "latency",
     "load",
     "mimic",

@@ -39,7 +39,7 @@ class ExportOptions:
 def command(
     network: Annotated[
         str,
-        typer.Argument(help="Folder of a pruned network, or a model's NAME or NAME=WEIGHTS"),
+        typer.Argument(help="Folder of a pruned network, a model's NAME or NAME=WEIGHTS, or an .onnx file"),
         Early(check_network),
     ],
     out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2, .safetensors or .py")],
@@ -72,6 +72,8 @@ def command(
         if data.data is None and "data" not in named.asked:
             raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
     kind = file_format(out, file.format)
+    if kind == "py" and named.is_file:
+        raise ModelError(f"{named.typed} comes from an .onnx file, so there is no class to write: export .onnx or .pt2")
     refuse_overwriting(out)
     if kind == "py":
         refuse_overwriting(out.with_suffix(".safetensors"))

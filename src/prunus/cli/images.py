@@ -97,7 +97,7 @@ class DataOptions:
             mean = named.config.mean
         if std is None and named.declares("std"):
             std = named.config.std
-        if size is None and (not named.is_user_provided or named.declares("shape")):
+        if size is None and not named.any_size and (not named.is_user_provided or named.declares("shape")):
             size = named.config.shape[-1]
         opened = load(
             name,

@@ -201,7 +201,7 @@ def _list_models() -> Answer:
         alike = ", ".join(name for name, each in known.items() if each.about == about)
         say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
     say("MACs, weights: of convolutions and linear layers. params: all parameters.")
-    say("Other models: torchvision:NAME, timm:NAME, package.module:factory.")
+    say("Other models: torchvision:NAME, timm:NAME, package.module:factory, .onnx files.")
     return Answer({"models": known})
 
 
@@ -223,7 +223,7 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
     from prunus.run.checkup import shapes_of
 
     plan = None if plan_file is None else Plan.load(plan_file)
-    network = open_network(named, classes, plan)
+    network = open_network(named, classes, plan, size)
     example = network.zeros(size)
     graph = trace(network.model, example, streams if plan is None else plan.streams)  # type: ignore[arg-type]
     cost = None if plan is None else graph.cost(plan)
@@ -472,7 +472,7 @@ def _time(
     from prunus.timing.layer_timing import latency_table
     from prunus.util.typed_json import to_data
 
-    network = open_network(named, classes)
+    network = open_network(named, classes, size=size)
     example = network.zeros(size)
     times = latency_table(trace(network.model.eval(), example, streams), how.engine, how.batch, how.threads)
     if out is not None:

@@ -12,7 +12,7 @@ from prunus.cli.console import complain, say
 from prunus.errors import FileError, ModelError
 from prunus.util.files import PRUNING, TRAINING, held_by, read_object
 from prunus.util.user_code import failure, import_user_function
-from prunus.zoo.names import check_model, check_weight_file, is_user_data, num_classes
+from prunus.zoo.names import check_model, check_weight_file, is_onnx, is_user_data, num_classes
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from prunus.zoo.data import ImageData
     from prunus.zoo.networks import ModelConfig
 
-MODEL_HELP = "Built-in name, torchvision:NAME, timm:NAME, package.module:factory, NAME=WEIGHTS, or a run's folder"
+MODEL_HELP = (
+    "Built-in name, torchvision:NAME, timm:NAME, package.module:factory, NAME=WEIGHTS, an .onnx file, or a run's folder"
+)
 PRETRAINED = "pretrained"  # in the place of WEIGHTS: those that torchvision or timm loads itself
 LIBRARIES = ("torchvision:", "timm:")
+ORIGINAL_FILE = "original.onnx"  # in the folder of a run: the file that was pruned
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,25 @@ class NamedModel:
     @property
     def is_user_provided(self) -> bool:
         """Whether a user-provided factory, package.module:factory, builds the network."""
-        return ":" in self.name and not self.name.startswith(LIBRARIES)
+        return ":" in self.name and not self.name.startswith(LIBRARIES) and not self.is_file
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the network is in an .onnx file, which has its weights."""
+        return is_onnx(self.name)
 
     @property
     def has_weights(self) -> bool:
         """Whether the network comes with weights. A user-provided factory may load some, so it counts."""
-        return self.weights is not None or self.pretrained or bool(self.folders) or self.is_user_provided
+        given = self.weights is not None or self.pretrained or bool(self.folders)
+        return given or self.is_user_provided or self.is_file
 
     @property
     def label(self) -> str:
         """A short name for titles and new folders."""
-        return Path(self.typed).resolve().name if Path(self.typed).is_dir() else self.name
+        if Path(self.typed).is_dir():
+            return Path(self.typed).resolve().name
+        return Path(self.name).stem if self.is_file else self.name
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -75,8 +86,14 @@ class NamedModel:
         return config(self.name)
 
     def declares(self, attribute: str) -> bool:
-        """Whether a user-provided factory has an attribute (shape, mean, std). The zoo's networks have no such say."""
-        return self.is_user_provided and attribute in self.config.declared
+        """Whether a user-provided factory, or a file, says its shape, mean or std. The zoo's networks have no such
+        say."""
+        return (self.is_user_provided or self.is_file) and attribute in self.config.declared
+
+    @property
+    def any_size(self) -> bool:
+        """Whether the network is in a file that takes images of any size."""
+        return self.is_file and not self.declares("shape")
 
     def task(self, given: Any) -> Any:
         """The task that was given, or else that of the run, if this is one."""
@@ -116,16 +133,20 @@ def resolve(
         named, option = resolve(typed, model=model), "--pretrained" if pretrained else f"--weights {weights}"
         if pretrained and weights is not None:
             raise ModelError("give either --weights or --pretrained")
-        if named.weights is not None or named.folders or named.pretrained:
+        if named.weights is not None or named.folders or named.pretrained or named.is_file:
             raise ModelError(f"{typed} has its own weights: leave out {option}")
         named = replace(named, weights=weights, pretrained=pretrained)
         return _checked_pretrained(named) if pretrained else named
     folder = Path(typed)
     if folder.is_dir():
         return _from_folder(typed, folder, model)
+    if is_onnx(typed) and ("=" not in typed or folder.is_file()):
+        return NamedModel(typed, typed)
     name, equals, file = typed.partition("=")
-    if ":" not in name and ("/" in name or name.startswith(".")):
-        raise ModelError(f"{typed}: there is no such folder; a network is a folder, a name or NAME=WEIGHTS")
+    if not is_onnx(name) and ":" not in name and ("/" in name or name.startswith(".")):
+        raise ModelError(
+            f"{typed}: there is no such folder; a network is a folder, an .onnx file, a name or NAME=WEIGHTS"
+        )
     if equals and not (name and file):
         raise ModelError(f"{typed}: expected NAME=WEIGHTS, as in resnet56=resnet56.safetensors")
     if file == PRETRAINED:
@@ -163,7 +184,8 @@ def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
     asked = asked if isinstance(asked, dict) else {}  # a run of `prunus.compress` has none
     recorded = config.get("start") if "original" in config else None
     recorded = recorded if isinstance(recorded, dict) else {}  # so that the folder it went on from is not needed
-    name = model or recorded.get("network") or asked.get("model")
+    kept = folder / ORIGINAL_FILE
+    name = model or (str(kept) if kept.is_file() else None) or recorded.get("network") or asked.get("model")
     if not isinstance(name, str):
         raise ModelError(f"{folder} does not record its original network: give that too, as in NAME={folder}")
     try:
@@ -211,6 +233,15 @@ def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: 
                 f"the pretrained {named.name} is for {own} classes, and {data.name} has {classes}. Train it on them "
                 f"first: prunus train {named.name} --pretrained --data {data.name}"
             )
+    if named.is_file and data.classes:
+        from prunus.zoo.onnx_file import read_onnx
+
+        own = read_onnx(named.name).num_classes
+        if own not in (None, len(data.classes)):
+            raise ModelError(
+                f"{named.name} is for {own} classes, and {data.name} has {len(data.classes)}: give images of its own "
+                "classes, in folders whose sorted names are in the order of its outputs"
+            )
     model = _built(named, arguments, seed)
     for folder in named.folders:
         model = load(folder, model)
@@ -222,6 +253,8 @@ def factory_arguments(named: NamedModel, data: AnyData) -> dict[str, Any]:
     """What the factory of the network is given for some data. A run's network is built as it was for the run."""
     if named.arguments:
         return dict(named.arguments)
+    if named.is_file:
+        return {"size": _sides(data.example())} if named.any_size else {}
     if data.shape is None:  # user-provided loaders do not say
         return _with_classes(named, {})
     channels = _channels(named, data.shape[0])
@@ -229,6 +262,15 @@ def factory_arguments(named: NamedModel, data: AnyData) -> dict[str, Any]:
         return {"num_classes": len(data.classes), **channels}
     count = num_classes(str(named.asked.get("data", "")))  # of images without labels, if the network is a run's
     return _with_classes(named, channels if count is None else {"num_classes": count, **channels})
+
+
+def _sides(example: Any) -> list[int]:
+    """Height and width of an image [1, C, H, W]."""
+    import torch
+
+    if not isinstance(example, torch.Tensor) or example.dim() != 4:
+        raise ModelError("an .onnx file takes one input of images [N, C, H, W], and the data gives something else")
+    return [int(side) for side in example.shape[2:]]
 
 
 def _with_classes(named: NamedModel, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -374,12 +416,15 @@ class Network:
         return torch.randn(1, *self.shape, generator=draw) if self.inputs is None else tree_map(noise, self.inputs)
 
 
-def open_network(named: NamedModel, classes: int | None = None, plan: Plan | None = None) -> Network:
+def open_network(
+    named: NamedModel, classes: int | None = None, plan: Plan | None = None, size: int | None = None
+) -> Network:
     """The network without a data set.
 
     Args:
         classes: Number of classes of the original network, if the folder does not record the data set.
         plan: A plan for the network, which knows the shape of its images.
+        size: Height and width of the images, for an .onnx file that takes any.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -395,7 +440,11 @@ def open_network(named: NamedModel, classes: int | None = None, plan: Plan | Non
         plan = Plan.load(named.folders[-1] / "plan.json")
     one = plan is not None and isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}
     shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if plan is not None and one else ()
-    if named.arguments and classes is None:
+    if named.is_file:
+        sides = list(shape[1:]) if shape else None if size is None else [size, size]
+        arguments = {"size": sides} if named.any_size else {}
+        shape = shape or (named.config.shape[0], *(sides if named.any_size and sides else named.config.shape[1:]))
+    elif named.arguments and classes is None:
         arguments = dict(named.arguments)
     elif len(shape) == 3 and not is_user_data(data):
         factory = import_user_function(named.name, ModelError) if named.is_user_provided else None

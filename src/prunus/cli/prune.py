@@ -18,6 +18,7 @@ from prunus.cli.network import (
     DEMO_MODEL,
     LIBRARIES,
     MODEL_HELP,
+    ORIGINAL_FILE,
     NamedModel,
     check_network,
     demo_network,
@@ -38,7 +39,7 @@ from prunus.cli.options import (
 from prunus.cli.report import live_page
 from prunus.errors import ModelError, RunError
 from prunus.run.settings import Settings, check_settings, with_goal
-from prunus.util.files import PRUNING, read_object, refuse_others
+from prunus.util.files import PRUNING, read_object, refuse_others, write_atomically
 from prunus.util.options import option
 from prunus.util.text import count
 from prunus.zoo.names import check_weight_file
@@ -174,6 +175,8 @@ def command(
 
         prunus prune runs/prune-resnet56-cifar10 --target 0.3
 
+        prunus prune model.onnx --data folder:images --speedup 1.5
+
         prunus prune nets:unet --data nets:loaders --task segmentation
 
         prunus prune --resume runs/prune-resnet56-cifar10 --watch
@@ -253,12 +256,30 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
     leave()
     if rank:
         return None
+    small = _write_file(result, named, folder) if named.is_file else None
     page = write_report(folder)
     print_result(result, folder, page)
+    if small is not None:
+        say(f"the pruned network as a file: {small}")
     if not settings.retrains_at_all:
         quality, again = result.summary["quality"]["name"], request.command_line()
         say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
-    return Answer({**result.summary, "reached": result.reached, "folder": folder, "report": page}, result.reached)
+    answer = {**result.summary, "reached": result.reached, "folder": folder, "report": page}
+    return Answer(answer if small is None else {**answer, "file": small}, result.reached)
+
+
+def _write_file(result: Compressed, named: NamedModel, folder: Path) -> Path:
+    """The pruned network as an .onnx file in the run's folder, beside the file that it was pruned from."""
+    from prunus.zoo.onnx_file import read_onnx
+
+    original = folder / ORIGINAL_FILE
+    if not original.exists():
+        write_atomically(original, read_onnx(named.name).content())
+    name = f"{Path(named.name).stem}-small.onnx" if Path(named.name).name != ORIGINAL_FILE else "small.onnx"
+    small = folder / name
+    if not small.exists():
+        result.export(small)
+    return small
 
 
 def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyData, dict[str, Any], int]:
@@ -319,4 +340,6 @@ def print_result(result: Compressed, folder: Path, report: Path) -> None:
     say(f"\n{count(len(result.rounds), 'round')} in {whole:.0f} s" + (f": {spent}" if spent else ""))
     say(f"results in {folder}: model.safetensors, plan.json, summary.json")
     say(f"report: {report} (open it in a browser)")
-    say(f'load it with: prunus.load("{folder}", original_model).eval()')
+    original = folder / ORIGINAL_FILE
+    model = f'prunus.from_onnx("{original}")' if original.exists() else "original_model"
+    say(f'load it with: prunus.load("{folder}", {model}).eval()')

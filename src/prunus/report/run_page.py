@@ -331,6 +331,9 @@ def loading(run: FinishedRun) -> str:
         )
     start = run.config.get("start") or {}
     name = str(start.get("network", run.command["model"]))
+    if name.endswith(".onnx"):
+        name = str(kept) if (kept := run.folder / "original.onnx").is_file() else name
+        return f"import prunus\noriginal = prunus.from_onnx({name!r})\nsmall = prunus.load({folder}, original).eval()"
     arguments = [repr(name)]
     if run.summary.layers:
         arguments.append(f"num_classes={list(run.summary.layers.values())[-1].outputs[0]}")

@@ -4,7 +4,8 @@
     load_weights(model, "resnet56.safetensors")      # prunus.zoo.weights
     config("resnet56").shape                         # (3, 32, 32)
 
-Names: the built-in ones (`names()`), `torchvision:NAME`, `timm:NAME`, `package.module:factory`.
+Names: the built-in ones (`names()`), `torchvision:NAME`, `timm:NAME`, `package.module:factory`, and the path of an
+.onnx file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from prunus.errors import ModelError
 from prunus.util.registry import nearest, unknown
 from prunus.util.text import count
 from prunus.util.user_code import call_user_function, cannot_take, failure, import_user_function
-from prunus.zoo.names import KnownModel, check_model
+from prunus.zoo.names import KnownModel, check_model, is_onnx
 from prunus.zoo.networks import IMAGENET, REGISTERED, Input, ModelConfig
 
 
@@ -35,6 +36,8 @@ def names() -> tuple[str, ...]:
 
 def config(name: str) -> ModelConfig:
     """What is known about a name without building the network: input shape, classes, mean and standard deviation."""
+    if is_onnx(name):
+        return _onnx(name)
     home, colon, rest = name.partition(":")
     if not colon:
         check_model(name, names())
@@ -139,6 +142,24 @@ def _timm(name: str, rest: str) -> ModelConfig:
         return timm.create_model(rest, num_classes=num_classes, **arguments)  # type: ignore[no-any-return]
 
     return ModelConfig(**vars(takes), name=name, factory=build, about="from timm")
+
+
+def _onnx(name: str) -> ModelConfig:
+    """An .onnx file. If it takes images of any size, its factory takes the size."""
+    from prunus.zoo.onnx_file import from_onnx, read_onnx, shown_sizes
+
+    file = read_onnx(name)
+    channels, height, width = file.image.sizes[1:]
+    if channels is None:
+        raise ModelError(f"{name}: takes any number of channels, {shown_sizes(file.image.sizes)}; export it for one")
+    shape = (channels, height or IMAGENET.shape[1], width or IMAGENET.shape[2])
+    takes = Input(shape, file.num_classes or IMAGENET.num_classes, IMAGENET.mean, IMAGENET.std)
+
+    def build(num_classes: int, size: Any = None) -> nn.Module:
+        return from_onnx(name, size)
+
+    declared = ("shape",) if height and width else ()
+    return ModelConfig(**vars(takes), name=name, factory=build, about="from a file", declared=declared)
 
 
 def _library(module_name: str, package: str) -> ModuleType:

@@ -209,11 +209,23 @@ def known_models() -> dict[str, KnownModel]:
     return {name: from_data(KnownModel, record) for name, record in table.items()}
 
 
+ONNX = ".onnx"
+
+
+def is_onnx(name: str) -> bool:
+    """Whether a network is named by the path of its .onnx file."""
+    return name.endswith(ONNX)
+
+
 def check_model(name: str, known: Iterable[str] | None = None) -> None:
     """ModelError if a name without a colon is not that of a built-in network. Other packages are not asked here."""
+    if is_onnx(name):
+        if not Path(name).is_file():
+            raise FileError(f"{name}: {'is a folder' if Path(name).is_dir() else 'this file does not exist'}")
+        return
     names = list(known_models() if known is None else known)
     if ":" not in name and name not in names:
-        other = "torchvision:NAME, timm:NAME and package.module:factory"
+        other = "torchvision:NAME, timm:NAME, package.module:factory and .onnx files"
         raise ModelError(f"{unknown('model', name, names)}; also {other}")
 
 

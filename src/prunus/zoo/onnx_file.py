@@ -1,0 +1,424 @@
+"""A network from an .onnx file: read, imported as a torch.fx GraphModule, and compared with onnxruntime.
+
+    model = prunus.from_onnx("model.onnx")
+    graph = prunus.trace(model, torch.zeros(1, 3, 224, 224))
+
+The operations are in `prunus.zoo.onnx_operations`. A file is run beside its import on random inputs; if an output
+differs, the import is refused with the name of the first operation that computes something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from prunus.errors import FileError, ModelError
+from prunus.zoo.onnx_graph import IMAGES, Importing, Operation, is_node
+from prunus.zoo.onnx_operations import OPERATIONS, TYPES
+
+OLDEST = 11  # opset
+TOLERANCE = 1e-3  # of how much an output varies: other kernels add in another order
+QUANTISED = ("Quantize", "Dequantize", "QLinear", "ConvInteger", "MatMulInteger", "DynamicQuantize")
+BUILT_IN = ("", "ai.onnx")  # the domain of ONNX's own operators
+
+
+@dataclass(frozen=True)
+class FileInput:
+    """An input of a file."""
+
+    name: str
+    sizes: tuple[int | None, ...]  # None where any size is taken
+    kind: torch.dtype
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """The content of an .onnx file."""
+
+    path: Path
+    proto: Any
+
+    @cached_property
+    def opset(self) -> int:
+        """The version of its operators."""
+        return next((int(each.version) for each in self.proto.opset_import if each.domain in BUILT_IN), 0)
+
+    @cached_property
+    def inputs(self) -> tuple[FileInput, ...]:
+        """What the network takes, without its weights."""
+        weights = {each.name for each in self.proto.graph.initializer}
+        found = []
+        for each in self.proto.graph.input:
+            if each.name in weights:
+                continue
+            kind = each.type.tensor_type
+            sizes = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim)
+            if kind.elem_type not in TYPES:
+                raise ModelError(_unknown_type(self.path, each.name, kind.elem_type))
+            found.append(FileInput(each.name, sizes, TYPES[kind.elem_type]))
+        return tuple(found)
+
+    @cached_property
+    def image(self) -> FileInput:
+        """Its only input, if that can be images."""
+        if len(self.inputs) != 1 or len(self.inputs[0].sizes) != 4:
+            shown = ", ".join(f"{each.name} {shown_sizes(each.sizes)}" for each in self.inputs)
+            raise ModelError(f"{self.path}: expected one input of images [N, C, H, W], the file has {shown}")
+        return self.inputs[0]
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of its outputs for an image, if it has one output [N, classes]."""
+        sizes = [each.type.tensor_type.shape.dim for each in self.proto.graph.output]
+        return int(sizes[0][1].dim_value) or None if len(sizes) == 1 and len(sizes[0]) == 2 else None
+
+    def content(self, outputs: Sequence[str] = ()) -> bytes:
+        """The file as bytes, with the values of these names as further outputs."""
+        import onnx
+
+        if not outputs:
+            return bytes(self.proto.SerializeToString())
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        there = {each.name for each in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs if name not in there)
+        return bytes(proto.SerializeToString())
+
+
+def shown_sizes(sizes: Sequence[int | None]) -> str:
+    """[N, 3, ?, ?]: the first size is the number of images."""
+    words = ["?" if size is None else str(size) for size in sizes]
+    return f"[{', '.join(['N' if sizes and sizes[0] is None else words[0], *words[1:]] if words else [])}]"
+
+
+def _unknown_type(path: Path, name: str, kind: int) -> str:
+    if kind == 10:
+        return f"{path}: {name} is in half precision: give the file of the network in 32 bits"
+    return f"{path}: {name} has type {kind} of ONNX, and only 32-bit floats, integers and booleans are read"
+
+
+# -- reading
+
+
+def read_onnx(path: str | Path) -> OnnxModel:
+    """The content of an .onnx file, checked.
+
+    Raises:
+        FileError: There is no such file, or it is no ONNX file, or it is damaged.
+        ModelError: It is quantised, of an old opset, or has operations without a translation.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f"{path}: {'is a folder, not an .onnx file' if path.is_dir() else 'this file does not exist'}")
+    try:
+        proto = onnx.load(path)
+        empty = not proto.graph.node or not proto.opset_import
+        if not empty:
+            onnx.checker.check_model(path)
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: its weights are in another file, which is missing: {error}") from error
+    except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise FileError(f"{path}: is not a complete .onnx file ({said})") from error
+    if empty:
+        raise FileError(f"{path}: is not an .onnx file, or has no operations")
+    if proto.functions:
+        from onnx.inliner import inline_local_functions
+
+        proto = inline_local_functions(proto)
+    model = OnnxModel(path, proto)
+    _check_operations(model)
+    return model
+
+
+def _check_operations(model: OnnxModel) -> None:
+    """ModelError if the file cannot be imported, with what to do about it."""
+    kinds = {(node.domain if node.domain not in BUILT_IN else "", node.op_type) for node in model.proto.graph.node}
+    names = sorted(kind for _, kind in kinds)
+    quantised = [kind for kind in names if kind.startswith(QUANTISED)]
+    if quantised:
+        raise ModelError(
+            f"{model.path}: is quantised ({', '.join(quantised)}). Prune the network in 32 bits, and quantise what "
+            "comes out: prunus export RUN small.onnx --int8 --data DATA"
+        )
+    foreign = sorted(f"{domain}.{kind}" for domain, kind in kinds if domain)
+    if foreign:
+        raise ModelError(
+            f"{model.path}: has operations that are not ONNX's own: {', '.join(foreign)}. If an optimiser has written "
+            "the file (onnxruntime's fused operations), give the file from before"
+        )
+    unknown = [kind for kind in names if kind not in OPERATIONS]
+    if unknown:
+        raise ModelError(
+            f"{model.path}: no translation for {', '.join(unknown)}. If it belongs to what follows the network, such "
+            "as the selection of boxes, cut the file in front of it (onnx.utils.extract_model)"
+        )
+    if model.opset < OLDEST:
+        raise ModelError(
+            f"{model.path}: has opset {model.opset}, and {OLDEST} or later is read; onnx.version_converter converts it"
+        )
+
+
+# -- importing
+
+
+class OnnxNetwork(fx.GraphModule):
+    """The network of an .onnx file. An error of a call is raised as by any other module, without print."""
+
+    def recompile(self) -> Any:
+        """Compile the graph's code."""
+        code = super().recompile()
+        type(self).__call__ = nn.Module.__call__  # type: ignore[method-assign]  # torch.fx's own prints
+        return code
+
+
+def from_onnx(path: str | Path, size: int | Sequence[int] | None = None, *, check: bool = True) -> fx.GraphModule:
+    """The network in an .onnx file, as plain layers and functions of PyTorch. It is in eval mode.
+
+    Arithmetic on shapes is carried out, so that the graph can be pruned and takes any number of images. Layers and
+    parameters have the names of the file's weights.
+
+    Args:
+        path: the file, of opset 11 or later.
+        size: height and width of the images, for a file that takes any. One number stands for both.
+        check: run the file in onnxruntime on random inputs, and compare.
+
+    Raises:
+        FileError: there is no such file, it is damaged, or it is not an ONNX file.
+        ModelError: the file is quantised, has an operation without a translation, does not take images of this size,
+            or its import computes something else.
+    """
+    file = read_onnx(path)
+    shapes = _input_shapes(file, size)
+    at, reason = None, ""
+    fixed = file.inputs[0].sizes[0] if file.inputs and file.inputs[0].sizes else None
+    try:
+        at = _imported(file, shapes, fixed)
+    except ModelError as error:
+        if fixed is None:
+            raise
+        reason = str(error)
+    if at is None:
+        raise ModelError(
+            f"{reason}. The file is for {fixed} image{'s' if fixed != 1 else ''} at a time; export it for any number "
+            "(dynamic_axes or dynamic_shapes of torch.onnx.export)"
+        )
+    at.graph.lint()
+    model = OnnxNetwork(at.root, at.graph, "OnnxNetwork")
+    model.eval()
+    for node in model.graph.nodes:
+        node.meta.pop("value", None)
+    if check:
+        _check_equal(file, model, shapes, fixed)
+    return model
+
+
+def _input_shapes(file: OnnxModel, size: int | Sequence[int] | None) -> dict[str, tuple[int, ...]]:
+    """Input -> its shape without the images."""
+    sides = (size, size) if isinstance(size, int) else None if size is None else tuple(size)
+    shapes = {}
+    for each in file.inputs:
+        if not each.sizes:
+            raise ModelError(f"{file.path}: its input {each.name} is a single number; an input of images is expected")
+        wanted = list(each.sizes[1:])
+        if sides is not None and len(wanted) == 1 + len(sides):
+            for place, (own, given) in enumerate(zip(wanted[1:], sides, strict=True), start=1):
+                if own not in (None, given):
+                    raise ModelError(
+                        f"{file.path}: takes images {shown_sizes(each.sizes)}, not of {sides[0]} x {sides[1]}"
+                    )
+                wanted[place] = given
+        if None in wanted:
+            raise ModelError(
+                f"{file.path}: takes images of any size, {shown_sizes(each.sizes)}: give their height and width "
+                "(--size 224, or size=224)"
+            )
+        shapes[each.name] = tuple(int(number) for number in wanted if number is not None)
+    return shapes
+
+
+def _imported(file: OnnxModel, shapes: Mapping[str, tuple[int, ...]], fixed: int | None) -> Importing:
+    """The file's graph as a torch.fx graph."""
+    from onnx import numpy_helper
+
+    graph = file.proto.graph
+    at = Importing(batch=fixed)
+    for each in file.inputs:
+        node = at.graph.placeholder(_identifier(each.name))
+        node.meta["value"] = torch.empty((IMAGES, *shapes[each.name]), dtype=each.kind, device="meta")
+        at.values[each.name] = node
+    for weight in graph.initializer:
+        if weight.data_type not in TYPES:
+            raise ModelError(_unknown_type(file.path, weight.name, weight.data_type))
+        at.constant(weight.name, torch.from_numpy(np.array(numpy_helper.to_array(weight))))
+    outputs = [each.name for each in graph.output]
+    for name in (*outputs, *(name for node in graph.node for name in node.input)):
+        at.uses[name] = at.uses.get(name, 0) + 1
+    for node in graph.node:
+        given = {each.name: _attribute(each) for each in node.attribute}
+        inputs = [at.values[name] if name else None for name in node.input]
+        read = [name for name in node.output if at.uses.get(name)]
+        num_outputs = max((place + 1 for place, name in enumerate(node.output) if name in read), default=1)
+        once = [at.uses.get(name) == 1 for name in node.input]
+        op = Operation(at, node.op_type, node.name, file.opset, inputs, given, num_outputs, once)
+        if node.op_type == "Split":
+            op = Operation(at, node.op_type, node.name, file.opset, inputs, given, len(node.output), once)
+        try:
+            result = OPERATIONS[node.op_type](op)
+        except (ModelError, ValueError, RuntimeError, IndexError, KeyError, TypeError, NotImplementedError) as error:
+            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            where = f"{node.op_type} {node.name or node.output[0]}"
+            raise ModelError(f"{file.path}: {where}: {said}".replace(str(IMAGES), "N")) from error
+        for name, value in zip(node.output, result if isinstance(result, tuple) else (result,), strict=False):
+            if isinstance(value, Tensor):
+                at.constant(name, value)
+            else:
+                at.values[name] = value
+    found = [at.values[name] for name in outputs]
+    strange = next((name for name, value in zip(outputs, found, strict=True) if not is_node(value)), None)
+    if strange is not None:
+        raise ModelError(f"{file.path}: its output {strange} does not depend on the input")
+    at.graph.output(found[0] if len(found) == 1 else tuple(found))
+    return at
+
+
+def _attribute(given: Any) -> Any:
+    import onnx
+    from onnx import numpy_helper
+
+    if given.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+        return None
+    value = onnx.helper.get_attribute_value(given)
+    if isinstance(value, onnx.TensorProto):
+        return torch.from_numpy(np.array(numpy_helper.to_array(value)))
+    if isinstance(value, bytes):
+        return value.decode()
+    return list(value) if given.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
+
+
+def _identifier(name: str) -> str:
+    word = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return word if word.isidentifier() else f"input_{word}"
+
+
+# -- comparing with onnxruntime
+
+
+def _check_equal(file: OnnxModel, model: nn.Module, shapes: Mapping[str, tuple[int, ...]], fixed: int | None) -> None:
+    """ModelError if the import computes something else than the file, with the first operation that does."""
+    for count in (1, 3):
+        inputs = _random_inputs(file, shapes, count)
+        wanted = _run(file, inputs, fixed)
+        with torch.no_grad():
+            got = [leaf for leaf in tree_leaves(model(*inputs.values())) if isinstance(leaf, Tensor)]
+        trouble = next((why for a, b in zip(got, wanted, strict=True) if (why := difference(a, b))), None)
+        if trouble is not None:
+            where = _first_difference(file, shapes, fixed, count)
+            raise ModelError(
+                f"{file.path}: its import computes something else than onnxruntime for {count} "
+                f"image{'s' if count > 1 else ''} ({trouble}), first at {where}"
+            )
+
+
+def difference(got: Tensor, wanted: Tensor) -> str | None:
+    """How two results differ, in words; None if they are equal up to rounding."""
+    if got.shape != wanted.shape:
+        return f"shape {list(got.shape)} instead of {list(wanted.shape)}"
+    if not wanted.numel():
+        return None
+    if not wanted.is_floating_point():
+        equal = float((got == wanted).double().mean())
+        return None if equal >= 0.99 else f"{1 - equal:.1%} of the values differ"
+    a, b = got.double(), wanted.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return "other values are infinite or not a number"
+    a, b = a[b.isfinite()], b[b.isfinite()]
+    scale = float(b.std()) if b.numel() > 1 else 0.0
+    scale = max(scale, 1e-3 * float(b.abs().max()) if b.numel() else 0.0, 1e-6)
+    largest = float((a - b).abs().max()) / scale if b.numel() else 0.0
+    return None if largest <= TOLERANCE else f"a difference of {largest:.1e} of how much the values vary"
+
+
+def _random_inputs(file: OnnxModel, shapes: Mapping[str, tuple[int, ...]], count: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(count)
+    inputs = {}
+    for each in file.inputs:
+        noise = torch.randn(count, *shapes[each.name], generator=draw)
+        inputs[each.name] = noise.to(each.kind) if each.kind.is_floating_point else (noise.abs() * 50).to(each.kind)
+    return inputs
+
+
+def _run(file: OnnxModel, inputs: Mapping[str, Tensor], fixed: int | None, outputs: Sequence[str] = ()) -> list[Tensor]:
+    """The outputs in onnxruntime. A file for a fixed number of images gets as many at a time."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(file.content(outputs), options, providers=["CPUExecutionProvider"])
+        count = len(next(iter(inputs.values())))
+        step = fixed or count
+        parts = []
+        for first in range(0, count, step):
+            # fewer images than the file takes: the last ones again
+            rows = [min(first + place, count - 1) for place in range(step)]
+            part = session.run(list(outputs) or None, {name: value[rows].numpy() for name, value in inputs.items()})
+            parts.append([torch.from_numpy(np.asarray(each)) for each in part])
+    except Exception as error:
+        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{file.path}: onnxruntime cannot run the file: {said}") from error
+    if len(parts) == 1 and count == step:
+        return parts[0]
+    return [
+        torch.cat([part[:1].expand(0, *part.shape[1:]), *each])[:count] if (part := each[0]).dim() else part
+        for each in zip(*parts, strict=True)
+    ]
+
+
+def _first_difference(file: OnnxModel, shapes: Mapping[str, tuple[int, ...]], fixed: int | None, count: int) -> str:
+    """The first operation of the file whose result is not that of its import."""
+    at = _imported(file, shapes, fixed)
+    places = {name: (node, number) for number, node in enumerate(file.proto.graph.node) for name in node.output[:1]}
+    names = [name for name, _ in places.items() if is_node(at.values.get(name)) and name]
+    results: dict[fx.Node, Any] = {}
+
+    class Keeping(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            results[n] = super().run_node(n)
+            return results[n]
+
+    inputs = _random_inputs(file, shapes, count)
+    made = [at.values[name] for name in names]
+    with torch.no_grad():
+        Keeping(fx.GraphModule(at.root, at.graph).eval(), garbage_collect_values=False, graph=at.graph).run(
+            *inputs.values()
+        )
+    wanted = _run(file, inputs, fixed, names)
+    for name, node, value in zip(names, made, wanted, strict=True):
+        got = results[node]
+        node_proto = places[name][0]
+        biased = node_proto.op_type in ("MatMul", "Conv", "Gemm") and node.op == "call_module"
+        if isinstance(got, Tensor) and difference(got, value) and not (biased and len(node_proto.input) < 3):
+            return f"{node_proto.op_type} {node_proto.name or name}"
+    return "its outputs"
+
+
+def embedded(file: OnnxModel) -> bytes:
+    """The file with all of its weights inside, also those that lie in another file."""
+    size = sum(math.prod(weight.dims) * 4 for weight in file.proto.graph.initializer)
+    if size > 2**31 - 2**20:
+        raise ModelError(f"{file.path}: is larger than 2 GB")
+    return file.content()
