@@ -117,7 +117,7 @@ def read_onnx(path: str | Path) -> OnnxModel:
         ModelError: It is quantised, of an old opset, or has operations without a translation.
     """
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     path = Path(path)
     if not path.is_file():

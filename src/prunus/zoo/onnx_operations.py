@@ -360,7 +360,7 @@ def gather(op: Operation) -> Value:
 def expand(op: Operation) -> Value:
     """Expand, by the rules of broadcasting."""
     wanted = [int(size) for size in op.constant(1).tolist()]
-    out = torch.broadcast_shapes(op.shape, wanted)
+    out = torch.broadcast_shapes(op.shape, wanted)  # type: ignore[no-untyped-call]
     if tuple(out) == op.shape:
         return op.x
     own = [*[0] * (len(out) - len(op.shape)), *op.shape]
