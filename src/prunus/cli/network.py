@@ -239,8 +239,8 @@ def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: 
         outputs = read_onnx(named.name).num_classes
         if outputs not in (None, len(data.classes)):
             raise ModelError(
-                f"{named.name} is for {outputs} classes, and {data.name} has {len(data.classes)}: give images of its own "
-                "classes, in folders whose sorted names are in the order of its outputs"
+                f"{named.name} is for {outputs} classes, and {data.name} has {len(data.classes)}: give images of its "
+                "own classes, in folders whose sorted names are in the order of its outputs"
             )
     model = _built(named, arguments, seed)
     for folder in named.folders:
