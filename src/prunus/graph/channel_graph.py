@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from prunus.errors import PlanError, TraceError
+from prunus.graph.branches import Removed, find_branches
 from prunus.graph.cost import (
     Cost,
     Layer,
@@ -57,7 +58,9 @@ class ChannelGraph:
         self.analysis = analysis
         self.layers: dict[str, Layer] = find_layers(analysis.traced)
         self.grouped = make_units(analysis, streams)
-        self.units: dict[str, Unit] = self.grouped.units
+        self.branches = find_branches(analysis, self.grouped)
+        self.units: dict[str, Unit] = {}
+        self.keep_branches(())
         self.trials: list[Trial] = []  # in which `trace` ran it, besides eval mode
 
     def __repr__(self) -> str:
@@ -65,6 +68,13 @@ class ChannelGraph:
             f"ChannelGraph({type(self.model).__name__}: {len(self.units)} units, {len(self.layers)} layers, "
             f"{self.macs:,} MACs, {self.params:,} parameters, {len(self.frozen)} frozen, streams={self.streams!r})"
         )
+
+    def keep_branches(self, units: Collection[str]) -> None:
+        """Branches that must not be removed with these units."""
+        self.branches = {name: branch for name, branch in self.branches.items() if name not in units}
+        self.units = {
+            name: replace(unit, can_vanish=name in self.branches) for name, unit in self.grouped.units.items()
+        }
 
     # -- cost
 
@@ -101,10 +111,16 @@ class ChannelGraph:
             raise PlanError(f"expected a plan, got {type(plan).__name__}; check the order of the arguments")
         if not isinstance(plan, Plan):
             self._check_names(plan)
-            return {name: checked_indices(name, self.units[name].width, kept) for name, kept in plan.items()}
+            return {
+                name: checked_indices(name, unit.width, kept, unit.can_vanish)
+                for name, kept in plan.items()
+                for unit in (self.units[name],)
+            }
         why = plan.difference_from(self)
         if why is not None:
             raise PlanError(f"the plan is for another network: {why}")
+        for name, kept in plan.keep.items():
+            checked_indices(name, self.units[name].width, kept, self.units[name].can_vanish)
         return plan.keep
 
     def check(self, keep: Keep) -> None:
@@ -120,7 +136,11 @@ class ChannelGraph:
 
     def liveness(self, keep: Keep) -> Liveness:
         """The channels that are left if each unit in `keep` keeps only these channels."""
-        return find_alive(self.analysis, self.grouped, keep)
+        return find_alive(self.analysis, self.grouped, keep, self.removed_by(keep))
+
+    def removed_by(self, keep: Keep) -> Removed:
+        """The branches that are removed because their unit keeps no channel."""
+        return Removed(tuple(self.branches[name] for name, kept in keep.items() if not len(kept)))
 
     def _check_names(self, keep: Keep) -> None:
         unknown = next((name for name in keep if name not in self.units), None)

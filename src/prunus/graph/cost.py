@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from prunus.graph.branches import Removed
 from prunus.graph.discover import ChannelAnalysis
 from prunus.graph.grouping import Grouped
 from prunus.graph.rules.rulebook import is_pass_through
@@ -34,10 +35,11 @@ class Liveness:
 
     alive: Mask  # [channels] what the writers keep
     read: Mapping[str, Mask]  # reader that selects -> [channels] what it still reads; other readers read all alive
+    removed: Removed = field(default_factory=Removed)  # branches that are gone
 
 
-def find_alive(analysis: ChannelAnalysis, grouped: Grouped, keep: Keep) -> Liveness:
-    """The channels that are left if each unit in `keep` keeps only these channels."""
+def find_alive(analysis: ChannelAnalysis, grouped: Grouped, keep: Keep, removed: Removed) -> Liveness:
+    """The channels that are left if each unit in `keep` keeps only these channels, without these branches."""
     shared = np.ones(analysis.channels, dtype=bool)
     selected: dict[str, Mask] = {}
     for name, kept in keep.items():
@@ -50,14 +52,16 @@ def find_alive(analysis: ChannelAnalysis, grouped: Grouped, keep: Keep) -> Liven
     alive[list(grouped.frozen)] = True
     read = {reader: shared & mask for reader, mask in selected.items()}
     for reader, vector in analysis.reads.items():
-        numbers = vector[vector >= 0]
-        alive[numbers[read.get(reader, shared)[numbers]]] = True
-    return Liveness(alive, {reader: mask & alive for reader, mask in read.items()})
+        if reader not in removed.modules:
+            numbers = vector[vector >= 0]
+            alive[numbers[read.get(reader, shared)[numbers]]] = True
+    return Liveness(alive, {reader: mask & alive for reader, mask in read.items()}, removed)
 
 
 def writers_left_empty(analysis: ChannelAnalysis, live: Liveness) -> list[str]:
     """Layers that would have no output left."""
-    return [name for name, vector in analysis.writes.items() if (vector >= 0).all() and not live.alive[vector].any()]
+    writes = {name: vector for name, vector in analysis.writes.items() if name not in live.removed.modules}
+    return [name for name, vector in writes.items() if (vector >= 0).all() and not live.alive[vector].any()]
 
 
 # -- layers and what they cost
@@ -124,7 +128,9 @@ def cost_under(
 
     costs = {}
     for name, layer in layers.items():
-        if layer.depthwise:
+        if name in live.removed.modules:
+            costs[name] = LayerCost(0, 0, 0, 0)
+        elif layer.depthwise:
             seen = live.read.get(reader_of.get(name, ""), live.alive)
             kept = count(analysis.passes.get(name), seen, layer.inputs)
             costs[name] = cost_of(layer, kept, kept * (layer.outputs // layer.inputs))

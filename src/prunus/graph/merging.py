@@ -62,12 +62,14 @@ def _merges(module: nn.Module) -> bool:
 def _changes(original: nn.Module, pruned: nn.Module) -> dict[str, int]:
     """The numbers of a block that are widths of layers inside it, and what these are after the cut."""
     became: dict[tuple[str, int], set[int]] = {}
-    for (_, old), (_, new) in zip(named_modules(original), named_modules(pruned), strict=True):
+    smaller = dict(named_modules(pruned))
+    for name, old in named_modules(original):
+        new = smaller.get(name)
         for attribute, begins in _WIDTHS.items():
             width: Any = getattr(old, attribute, None)
             if old._parameters and not _merges(old) and type(width) is int:
                 for begin in (begins, ""):
-                    became.setdefault((begin, width), set()).add(getattr(new, attribute))
+                    became.setdefault((begin, width), set()).add(getattr(new, attribute, width))
     changes = {}
     for name, value in vars(pruned).items():
         if type(value) is not int:

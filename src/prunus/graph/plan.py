@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 # -- kept channels of single units
 
 
-def checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ...]:
-    """Kept channels as an ascending tuple. Raises PlanError unless they are distinct channels of the unit."""
+def checked_indices(name: str, width: int, kept: Sequence[int], can_vanish: bool = False) -> tuple[int, ...]:
+    """Kept channels as an ascending tuple. Raises PlanError unless they are distinct channels of the unit.
+
+    can_vanish: none at all are right too.
+    """
     array = np.asarray(kept)
+    if array.size == 0 and can_vanish:
+        return ()
     if array.size == 0:
         raise PlanError(f"unit {name!r} would keep none of its {width} channels; keep at least one")
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -44,7 +49,7 @@ def checked_indices(name: str, width: int, kept: Sequence[int]) -> tuple[int, ..
 
 def checked_kept(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
     """Kept channels as an ascending tuple. Raises PlanError also if they do not fit the blocks of the unit."""
-    indices = checked_indices(unit.name, unit.width, kept)
+    indices = checked_indices(unit.name, unit.width, kept, unit.can_vanish)
     counts = np.bincount(unit.blocks[list(indices)], minlength=unit.granule)
     if (counts != counts[0]).any():
         fewest, most = (
@@ -61,7 +66,10 @@ def checked_kept(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
 def balanced(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
     """`kept` and the fewest further channels such that the same number is kept in each block of the unit."""
     chosen = np.zeros(unit.width, dtype=bool)
-    chosen[list(checked_indices(unit.name, unit.width, kept))] = True
+    indices = checked_indices(unit.name, unit.width, kept, unit.can_vanish)
+    if not indices:
+        return ()
+    chosen[list(indices)] = True
     most = max(1, int(np.bincount(unit.blocks[chosen], minlength=unit.granule).max()))
     for block in range(unit.granule):
         inside = np.flatnonzero(unit.blocks == block)
@@ -199,7 +207,7 @@ class Plan:
                 width = widths[str(name)] = unit["width"]
                 if type(width) is not int or width < 1:
                     raise ValueError(f"the width of {name!r} must be a whole number above 0, not {width!r}")
-                keep[str(name)] = checked_indices(str(name), width, unit["keep"])
+                keep[str(name)] = checked_indices(str(name), width, unit["keep"], can_vanish=True)
             return cls(str(data["fingerprint"]), str(data["streams"]), data["example"], widths, keep)
         except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
             raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error

@@ -57,6 +57,13 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
         check_recording(graph.analysis.traced, graph.example, trials[0].inputs[0], output)
         while graph.units and (reasons := _culprits_by_running(graph, trials)):
             graph = graph.without(reasons)
+        vanishing = [*graph.branches]
+
+        def vanish_badly(names: Sequence[str]) -> bool:
+            return failure(graph, dict.fromkeys(names, ()), trials) is not None
+
+        if vanishing and vanish_badly(vanishing):
+            graph.keep_branches(culprits(vanishing, vanish_badly))
     graph.trials = [trial for trial in trials[1:] if trial.inputs]
     return graph
 
@@ -193,7 +200,10 @@ def failure(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str | N
 def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], bool]) -> Inside:
     """What is compared inside of the pruned and the zeroed network."""
     kept: dict[str, tuple[Indices | None, Indices | None]] = {}
+    gone = {name for branch in slices.removed for name in branch.modules}
     for name, layer in graph.analysis.traced.modules.items():
+        if name in gone:
+            continue
         if name in slices.mixing:
             kept[name] = slices.mixing[name]
         elif name in slices.passing and is_depthwise(layer):
@@ -202,8 +212,10 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
         elif isinstance(layer, MIXING):
             kept[name] = None, None
     nodes = [node for node in graph.analysis.traced.graph.nodes if graph.analysis.find_rule.is_users(node)]
-    told = {str(node.target) for node in nodes if node.op == "call_module"}
-    return Inside(kept, foreign, told, functions=all(node.op == "call_module" for node in nodes))
+    told = {str(node.target) for node in nodes if node.op == "call_module" and str(node.target) not in gone}
+    # Inside of a removed branch, functions have other results; it is the layers behind it that are compared.
+    functions = not gone and all(node.op == "call_module" for node in nodes)
+    return Inside(kept, foreign, told, functions=functions)
 
 
 def _first_failing(

@@ -25,6 +25,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_map
 
 from prunus.errors import TraceError
+from prunus.graph.absent import Absent, without_absent
 from prunus.graph.proxies import PROXIES, Arguments, TensorProxy, proxy_of, read_arguments, value_of, values_in
 from prunus.graph.rules.rulebook import is_leaf
 from prunus.graph.traced import (
@@ -82,6 +83,7 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
             tracer = _run_tracer(model, arguments, example, training)
         finally:
             shared.restore()  # a cache of a class must not keep what stands in for values here
+    without_absent(tracer.graph, tracer.called)
     attributes = tracer.attributes
     functional = _functional_layers(tracer.graph, tracer.functional)
     calls: dict[str, int] = {}
@@ -234,7 +236,7 @@ class ValueTracer(fx.Tracer):
         self.guards: set[str] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if is_leaf(m) or isinstance(m, torch.jit.ScriptModule):
+        if is_leaf(m) or isinstance(m, torch.jit.ScriptModule | Absent):
             return True
         return super().is_leaf_module(m, module_qualified_name) and not isinstance(m, _WRAPPERS)
 

@@ -8,15 +8,18 @@ still belong together, and the channels that arrive must be the planned ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, fx
 
 from prunus.errors import PlanError
+from prunus.graph.branches import Branch, Removed
 from prunus.graph.cost import Liveness
 from prunus.graph.discover import LabelPass
-from prunus.graph.labels import GONE, Mismatch, Record, Replay, match
+from prunus.graph.labels import GONE, Mismatch, Record, Replay, match, pick, varying
+from prunus.graph.rules.rulebook import RuleFinder
 from prunus.graph.selection import selection_of
 from prunus.graph.units import Indices, Keep, Mask
 
@@ -31,6 +34,7 @@ class Slices:
     mixing: dict[str, tuple[Indices, Indices]] = field(default_factory=dict)  # layer -> inputs, outputs
     passing: dict[str, tuple[Indices, int]] = field(default_factory=dict)  # layer -> channels, and how many there were
     parameters: dict[str, Indices] = field(default_factory=dict)  # standalone parameter -> entries
+    removed: tuple[Branch, ...] = ()  # branches that are gone
 
 
 def replay_plan(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
@@ -49,11 +53,44 @@ def replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
     emit = {}
     for name, labels in {**analysis.record.writes, **analysis.record.parameters}.items():
         emit[name] = torch.from_numpy(labels[live.alive[analysis.of_label[labels]]])
-    record = LabelPass(analysis.find_rule, Replay(emit, _wanted(graph, live), analysis.record)).run()
+    record = _Pass(analysis.find_rule, Replay(emit, _wanted(graph, live), analysis.record), live.removed).run()
     for a, b, _, node in record.unions:
         if not np.array_equal(analysis.of_label[a], analysis.of_label[b]):
             raise Mismatch(node, "channels meet that do not belong together")
     return record, _slices(graph, live, record)
+
+
+class _Pass(LabelPass):
+    """A label pass without the calls of removed branches: what is left of a sum is its other operand."""
+
+    def __init__(self, find_rule: RuleFinder, emit: Replay, removed: Removed) -> None:
+        super().__init__(find_rule, emit)
+        self._removed, self.first = removed, emit.first
+
+    def _value(self, node: fx.Node) -> Any:
+        if node in self._removed.nodes and node.op != "get_attr":  # parameters stay
+            return None
+        if node in self._removed.sums:
+            return self._left_of_sum(node, self._removed.sums[node].name)
+        return super()._value(node)
+
+    def _left_of_sum(self, node: fx.Node, other: str) -> Tensor:
+        """The labels of a sum, where its other operand still has channels."""
+        now, (whole, total) = self.record.values[other], (self.first.values[name] for name in (other, node.name))
+        dims = sorted({*varying(whole), *varying(total)})
+        if now.shape == total.shape:
+            return total
+        if len(dims) != 1:
+            raise Mismatch(node, "channels lie on more than one axis of a sum")
+        have, want = (labels.movedim(dims[0], 0).flatten(1)[:, 0].numpy() for labels in (whole, now))
+        index = match(have, want)
+        if index is None:
+            raise Mismatch(node, "other channels arrive at a sum than before")
+        return pick(total, dims[0], torch.from_numpy(index))
+
+    def _check_replay(self, node: fx.Node, value: Any, first: Record) -> None:
+        if node not in self._removed.nodes and node not in self._removed.sums:
+            super()._check_replay(node, value, first)
 
 
 def _wanted(graph: ChannelGraph, live: Liveness) -> dict[str, Indices]:
@@ -94,7 +131,8 @@ def _stays(graph: ChannelGraph, labels: Indices, mask: Mask) -> Mask:
 
 def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
     """Compare the labels that arrive at layers with those of the unpruned network."""
-    traced, old, slices = graph.analysis.traced, graph.analysis.record, Slices()
+    traced, old = graph.analysis.traced, graph.analysis.record
+    slices = Slices(removed=live.removed.branches)
 
     def mismatch(name: str, message: str) -> Mismatch:
         nodes = [n for n in traced.graph.nodes if n.op.startswith(("call", "get_attr"))]
@@ -112,7 +150,10 @@ def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
     def is_all(index: Indices, before: Indices) -> bool:
         return len(index) == len(before) and bool((index == np.arange(len(before))).all())
 
+    gone = live.removed.modules
     for name, read in old.reads.items():
+        if name in gone:
+            continue
         if name in graph.analysis.find_rule.reading_all:  # zeros must be in the places of channels that are gone
             if not np.array_equal(record.reads[name], np.where(_stays(graph, read, live.alive), read, GONE)):
                 raise mismatch(name, f"other channels arrive at {name} than were planned")
@@ -123,6 +164,8 @@ def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
         if not (is_all(inputs, read) and is_all(outputs, old.writes[name])):
             slices.mixing[name] = inputs, outputs
     for name, passed in old.passes.items():
+        if name in gone:
+            continue
         channels = kept(name, passed, record.passes[name], None)
         if not is_all(channels, passed):
             slices.passing[name] = channels, len(passed)

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunus.errors import PlanError
 from prunus.graph import layer_surgery
+from prunus.graph.branches import remove_branch, zeros_like_output
 from prunus.graph.plan import Plan
 from prunus.graph.replay import Slices
 from prunus.graph.selection import InputMask, select, unselect
@@ -72,6 +73,8 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
         ):
             if parameter.data_ptr() == old.data_ptr():
                 parameter.data = parameter.data.clone()
+    for branch in slices.removed:
+        remove_branch(model, branch)
     return model
 
 
@@ -135,14 +138,16 @@ def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
 def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     """Inside the block, `graph.model` computes what the pruned model would compute.
 
-    The channels that a reader drops are set to zero where they enter it. Weights are not touched.
+    The channels that a reader drops are set to zero where they enter it. Of a branch that is removed, zeros are added.
+    Weights are not touched.
 
     Args:
         graph: the graph of the model.
         plan: which channels each unit keeps.
     """
     dropped: dict[str, list[Indices]] = {}  # reader -> positions on its input axis that it no longer reads
-    for name, kept in graph.keep_of(plan).items():
+    keep = graph.keep_of(plan)
+    for name, kept in keep.items():
         unit = graph.units[name]
         gone = np.ones(unit.width, dtype=bool)
         gone[np.asarray(kept, dtype=np.int64)] = False
@@ -153,6 +158,8 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
         for name, parts in dropped.items():
             mask = InputMask(torch.from_numpy(np.concatenate(parts)))
             hooks.append(graph.model.get_submodule(name).register_forward_pre_hook(mask, with_kwargs=True))
+        ends = [graph.model.get_submodule(branch.end) for branch in graph.removed_by(keep).branches]
+        hooks += [end.register_forward_hook(zeros_like_output) for end in ends]
         with nothing_compiled():  # compiled code does not see new hooks
             yield
     finally:

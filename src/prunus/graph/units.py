@@ -69,6 +69,7 @@ class Unit:
         readers: The layers that read the channels.
         writers: The layers that write them.
         blocks: `blocks[i]` is the block of channel i.
+        can_vanish: It may keep no channel at all: the residual branch that it is in is then removed.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Unit:
     readers: tuple[Reader, ...]
     writers: tuple[Writer, ...]
     blocks: Indices
+    can_vanish: bool = False
 
     def __repr__(self) -> str:
         """One line without the arrays: width, kind, and the layers by name."""

@@ -21,7 +21,9 @@ from torch.jit._trace import TracerWarning
 from torch.utils._pytree import tree_flatten, tree_map
 
 from prunus.errors import DataError, FileError, ModelError
+from prunus.graph.absent import has_absent, plain_network
 from prunus.graph.compare import distance
+from prunus.graph.record import trace_calls
 from prunus.graph.runner import copied
 from prunus.graph.traced import Example, as_call
 from prunus.timing.engines import require
@@ -43,6 +45,7 @@ class Difference:
 
 def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> Any:
     """The program of torch.export, for any number of images (`dynamic_batch`) or for that of the example."""
+    model = without_gaps(model, example)
     args, kwargs = as_call(example)
     shapes = None
     dynamic_batch = dynamic_batch and takes_any_batch(model, example)
@@ -68,6 +71,17 @@ def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> A
         reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
         hint = " Try dynamic_batch=False: the file then takes a fixed number of images." if dynamic_batch else ""
         raise ModelError(f"torch.export cannot follow {type(model).__name__}: {reason}.{hint}") from error
+
+
+def without_gaps(model: nn.Module, example: Example) -> nn.Module:
+    """The network without a trace of the branches that were removed from it; itself if there are none.
+
+    Code that looks at sizes has seen the number of images of the example. Such a network is left as it is.
+    """
+    if not has_absent(model):
+        return model
+    traced = trace_calls(model, example)
+    return model if traced.guards else plain_network(traced).eval()
 
 
 def takes_any_batch(model: nn.Module, example: Example) -> bool:
@@ -194,6 +208,7 @@ def _written_quickly(model: nn.Module, example: Tensor, path: Path) -> bool:
     with kept[0], kept[1], kept[2], kept[3], warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         batches = comparison_batches(example, None, True)
+        model = without_gaps(model, example)
         kind = {"input_names": ["input"], "dynamic_axes": {"input": {0: "batch"}}, "opset_version": OLDEST}
         try:
             torch.onnx.export(model, (to_device(example, device_of(model)),), path, dynamo=False, **kind)  # type: ignore[arg-type]
