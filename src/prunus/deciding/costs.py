@@ -125,6 +125,8 @@ def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
     seconds = functools.cache(table.seconds)
 
     def layer(name: str, inputs: int, outputs: int) -> float:
+        if not inputs or not outputs:  # removed with its branch, and so is what is added of it
+            return 0.0
         if name not in table.layers:  # a function, not a module: its time is part of the remainder
             return 0.0
         selects = name in selecting and inputs < graph.layers[name].inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from prunus.deciding.costs import CostOf, LayeredCost
 from prunus.deciding.widths import Cutter, weakest_first
-from prunus.graph.units import Unit
+from prunus.graph.units import Mask, Unit
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -38,17 +38,19 @@ class LayerTerm:
     """A layer whose cost depends on units.
 
     inputs, outputs: unit number -> inputs (outputs) that the layer loses, per choice.
+    gone: unit number -> whether the layer is removed with a branch, per choice.
     """
 
     whole: tuple[int, int]  # inputs and outputs if no unit loses anything
     inputs: Mapping[int, Ints]
     outputs: Mapping[int, Ints]
     cost: Callable[[Ints, Ints], Floats]
+    gone: Mapping[int, Mask] = field(default_factory=dict)
 
     @property
     def units(self) -> list[int]:
         """The units that the layer depends on."""
-        return sorted({*self.inputs, *self.outputs})
+        return sorted({*self.inputs, *self.outputs, *self.gone})
 
     def change(self, picks: Mapping[int, Any] | Ints) -> Floats:
         """Cost at these picks, less the whole cost. The pick of a unit may be an array of choices."""
@@ -58,7 +60,10 @@ class LayerTerm:
             for width, axis in zip(self.whole, losses, strict=True)
         ]
         whole = [np.asarray(width) for width in self.whole]
-        return np.asarray(self.cost(*left) - self.cost(*whole), dtype=np.float64)
+        cost = np.asarray(self.cost(*left), dtype=np.float64)
+        for unit, gone in self.gone.items():
+            cost = np.where(gone[picks[unit]], 0.0, cost)
+        return np.asarray(cost - self.cost(*whole), dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +200,8 @@ def some_choices(cutter: Cutter, names: Sequence[str], around: Mapping[str, int]
         elif len(every) > MOST_CHOICES:
             near = int(np.searchsorted(every, (around or {}).get(name, 0)))
             reach = len(every) // MOST_CHOICES + 1  # of the even spread
-            every = np.unique(np.append(every[max(0, near - reach) : near + reach + 1], 0))
+            all_of_it = every[every == cutter.graph.units[name].width]  # the branch may be removed
+            every = np.unique([0, *every[max(0, near - reach) : near + reach + 1], *all_of_it])
         choices[name] = every
     return choices
 
@@ -203,6 +209,7 @@ def some_choices(cutter: Cutter, names: Sequence[str], around: Mapping[str, int]
 def _layer_terms(cutter: Cutter, units: list[Unit], counts: list[Ints], cost: LayeredCost) -> list[LayerTerm]:
     """What each layer loses by each choice of each unit."""
     graph = cutter.graph
+    branches = {name: frozenset(branch.modules) for name, branch in graph.branches.items()}
 
     def nothing() -> tuple[Ints, Ints]:
         """Per channel of the network: the number of its unit, and its place in the order of removal."""
@@ -241,7 +248,14 @@ def _layer_terms(cutter: Cutter, units: list[Unit], counts: list[Ints], cost: La
         else:
             reads = None if name in graph.analysis.find_rule.reading_all else graph.analysis.reads.get(name)
             inputs, outputs = losses(reads, name), losses(graph.analysis.written_by(name))
-        if inputs or outputs:
+        # Layers that read or write the unit of a removed branch have no inputs or outputs left, which costs nothing.
+        gone = {
+            number: counts[number] == unit.width
+            for number, unit in enumerate(units)
+            if name in branches.get(unit.name, ()) and counts[number][-1] == unit.width
+        }
+        gone = {number: mask for number, mask in gone.items() if number not in inputs and number not in outputs}
+        if inputs or outputs or gone:
             at = functools.partial(cost.layer, name)
-            terms.append(LayerTerm((whole.inputs, whole.outputs), inputs, outputs, at))
+            terms.append(LayerTerm((whole.inputs, whole.outputs), inputs, outputs, at, gone))
     return terms

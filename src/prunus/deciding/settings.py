@@ -108,6 +108,9 @@ class SplitSettings(RankSettings):
     trials: Literal["cut", "repaired"] | None = option(
         None, "Rank units before repair, or after their own repair", group="Layers", choices=("cut", "repaired")
     )
+    blocks: bool = option(
+        True, "Let whole residual branches be removed, if that adds the least error (least_error)", group="Layers"
+    )
     rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
     whole_steps: bool = option(
         False, "The last round may go past the goal: the units of Algorithm 1 lose all n_l channels", group="Layers"

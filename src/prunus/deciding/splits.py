@@ -55,7 +55,8 @@ class SplitTask:
     @cached_property
     def cutter(self) -> Cutter:
         """Cuts units to widths at which the cost is known."""
-        limits = WidthLimits(self.settings.round_to, self.original_widths, widths_of(self.cost))
+        settings = self.settings
+        limits = WidthLimits(settings.round_to, self.original_widths, widths_of(self.cost), removes_blocks(settings))
         return Cutter(self.graph, self.scores, limits)
 
     @property
@@ -64,14 +65,22 @@ class SplitTask:
         return self.budget.left or 0.0
 
 
+def removes_blocks(settings: SplitSettings) -> bool:
+    """Whether units may lose all of their channels: only where the error of that is known."""
+    return settings.blocks and settings.split == LEAST_ERROR.name
+
+
 def in_order(graph: ChannelGraph) -> Scores:
     """Scores that remove channels in their order: where only the numbers of channels matter."""
     return Scores("order", {name: np.arange(float(unit.width)) for name, unit in graph.units.items()})
 
 
-def lowest_cost(graph: ChannelGraph, names: Sequence[str], cost: CostOf, round_to: int | None = 1) -> float:
+def lowest_cost(
+    graph: ChannelGraph, names: Sequence[str], cost: CostOf, round_to: int | None = 1, *, blocks: bool = False
+) -> float:
     """The lowest cost that these units can be pruned to; all readers of a stream drop the same channels."""
-    return least_cost(Cutter(graph, in_order(graph), WidthLimits(round_to, known=widths_of(cost))), names, cost)
+    limits = WidthLimits(round_to, known=widths_of(cost), blocks=blocks)
+    return least_cost(Cutter(graph, in_order(graph), limits), names, cost)
 
 
 def check_reach(graph: ChannelGraph, budget: Budget, settings: SplitSettings, *others: ChannelGraph) -> None:
@@ -84,7 +93,7 @@ def check_reach(graph: ChannelGraph, budget: Budget, settings: SplitSettings, *o
         names = candidates(each, settings.exclude, settings.only)
         check_k(settings.k, len(names))
         if budget.left is not None:
-            least.append(lowest_cost(each, names, budget.of(each), settings.round_to))
+            least.append(lowest_cost(each, names, budget.of(each), settings.round_to, blocks=removes_blocks(settings)))
     if budget.left is not None and min(least) > budget.left:
         raise DecideError(budget.out_of_reach(min(least)))
 

@@ -58,6 +58,7 @@ class WidthLimits:
     round_to: int | None = 1  # the width of a pruned unit is a multiple of this; None: of what suits kernels
     original: Mapping[str, int] = field(default_factory=dict)  # unit -> width in the original network, for the floors
     known: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # unit -> widths whose cost is known, if not all
+    blocks: bool = False  # units that can vanish may lose all of their channels
 
     def __post_init__(self) -> None:
         """Check `round_to`."""
@@ -75,7 +76,8 @@ class WidthLimits:
         left: Iterable[int] = range(step * (unit.width // step), floor - 1, -step)
         if unit.name in self.known:
             left = {*left} & {*self.known[unit.name]}
-        return sorted({0, *(unit.width - n for n in left)})
+        everything = {unit.width} if self.blocks and unit.can_vanish else set()
+        return sorted({0, *(unit.width - n for n in left), *everything})
 
     def nearest(self, unit: Unit, exact: float, least: int = 0) -> int:
         """The choice nearest to `exact` that is at least `least`; ties go to the even number of steps."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from prunus.deciding.candidates import candidates
 from prunus.deciding.goal import Budget
-from prunus.deciding.splits import lowest_cost
+from prunus.deciding.splits import lowest_cost, removes_blocks
 from prunus.errors import DecideError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
@@ -198,7 +198,9 @@ class _Tries:
         context = self.contexts[streams]
         settings, cost = context.settings, context.budget.of(context.graph)
         names = candidates(context.graph, settings.exclude, settings.only)
-        return context.budget.whole / lowest_cost(context.graph, names, cost, settings.round_to)
+        return context.budget.whole / lowest_cost(
+            context.graph, names, cost, settings.round_to, blocks=removes_blocks(settings)
+        )
 
     # -- decisions
 

@@ -118,7 +118,12 @@ class LayerTimes:
         return {}
 
     def at(self, inputs: int, outputs: int, *, selects: bool = False) -> float:
-        """Seconds for these numbers of inputs and outputs; see `shares` for widths that were not timed."""
+        """Seconds for these numbers of inputs and outputs; see `shares` for widths that were not timed.
+
+        A layer without inputs or outputs is removed: 0.
+        """
+        if not inputs or not outputs:
+            return 0.0
         known, key = self._estimates, (inputs, outputs, selects)
         if key not in known:
             rows, columns = shares(inputs, self.inputs), shares(outputs, self.outputs)
