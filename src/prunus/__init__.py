@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from prunus.scoring.moments import ClassMoments
     from prunus.scoring.score import score
     from prunus.scoring.scores import Scores
+    from prunus.ship import ultralytics
     from prunus.ship.bench import Benched, bench
     from prunus.ship.export import Exported, export
     from prunus.ship.fold import fold_batch_norm
@@ -140,6 +141,7 @@ _HOMES = {
     "sensitivity": "prunus.deciding.sensitivity",
     "studies": "prunus.studies",
     "trace": "prunus.graph.channel_graph",
+    "ultralytics": "prunus.ship.ultralytics",
     "uniform": "prunus.deciding.splits",
     "zeroed": "prunus.graph.surgery",
 }
@@ -210,6 +212,7 @@ __all__ = [
     "sensitivity",
     "studies",
     "trace",
+    "ultralytics",
     "uniform",
     "zeroed",
 ]
@@ -222,7 +225,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'prunus' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = import_module(_HOMES[name])
-    return home if name in ("rules", "studies") else getattr(home, name)
+    return home if name in ("rules", "studies", "ultralytics") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -105,5 +105,5 @@ def write_yolo(folder: Path, parts: dict[str, int], names: bool = True) -> Path:
             (folder / "labels" / part / f"{n:03d}.txt").write_text("".join(lines))
     if names:
         listed = "".join(f"{part}: images/{part}\n" for part in parts)
-        (folder / "data.yaml").write_text(f"path: .\n{listed}names: [square, bar]\n")
+        (folder / "data.yaml").write_text(f"path: {folder.resolve()}\n{listed}names: [square, bar]\n")
     return folder

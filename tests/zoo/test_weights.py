@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 from prunus.errors import FileError, ModelError
 from prunus.zoo import models
-from prunus.zoo.weights import classes_of, load_weights, tensors_for
+from prunus.zoo.weights import classes_of, load_weights, read_tensors, tensors_for
 
 Tensors = dict[str, torch.Tensor]
 
@@ -130,7 +131,6 @@ def test_other_contents_are_refused_and_nothing_runs(tmp_path: Path) -> None:
     for content, said in (
         ({"state_dict": Bomb(tmp_path / "was_here")}, r"a\.pt: has more than plain tensors"),
         ([1, 2], "expected tensors by name, got list"),
-        (models.create("lenet5"), r"expected tensors by name, got no tensors: save the network's state_dict\(\)"),
         ({"weight": torch.zeros(1), "epoch": 4}, "expected only tensors; these are something else: epoch"),
     ):
         torch.save(content, tmp_path / "a.pt")
@@ -154,3 +154,28 @@ def test_truncated_and_missing_files(tmp_path: Path, trained: Tensors, suffix: s
     path.unlink()
     with pytest.raises(FileError, match="this weight file does not exist"):
         loaded(path)
+
+
+def test_a_network_that_was_pickled_whole_gives_its_tensors(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Sequential(nn.Linear(2, 2)))
+    model.register_buffer("fleeting", torch.zeros(1), persistent=False)
+    averaged = copy.deepcopy(model).half()
+    for number, content in enumerate(
+        [model, {"model": model, "ema": None, "epoch": 3}, {"ema": averaged, "model": None}]
+    ):
+        torch.save(content, path := tmp_path / f"{number}.pt")
+        tensors = read_tensors(path)
+        want = (averaged if number == 2 else model).state_dict()
+        assert set(tensors) == set(want)
+        assert all(torch.equal(tensors[name], want[name]) for name in want)
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        fresh[0].weight.zero_()  # type: ignore[operator]
+    load_weights(fresh, path)  # in half precision, as ultralytics stores it
+    assert torch.equal(fresh[0].weight, averaged[0].weight.float())
+    bomb = {"model": nn.Sequential(nn.Linear(2, 2)), "more": Bomb(tmp_path / "was_here")}
+    torch.save(bomb, tmp_path / "bomb.pt")
+    with pytest.raises(FileError, match=r"torch\.save\(YOLO"):  # how to convert it
+        read_tensors(tmp_path / "bomb.pt")
+    assert not (tmp_path / "was_here").exists()

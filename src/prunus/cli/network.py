@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from prunus.zoo.networks import ModelConfig
 
 MODEL_HELP = (
-    "Built-in name, torchvision:NAME, timm:NAME, package.module:factory, NAME=WEIGHTS, an .onnx file, or a run's folder"
+    "Built-in name, torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, package.module:factory, NAME=WEIGHTS, an .onnx file, "
+    "or a run's folder"
 )
 PRETRAINED = "pretrained"  # in the place of WEIGHTS: those that torchvision or timm loads itself
 LIBRARIES = ("torchvision:", "timm:")
+YOLO = "yolo:"  # of ultralytics, which loads no weights here
 ORIGINAL_FILE = "original.onnx"  # in the folder of a run: the file that was pruned
 
 
@@ -58,7 +60,7 @@ class NamedModel:
     @property
     def is_user_provided(self) -> bool:
         """Whether a user-provided factory, package.module:factory, builds the network."""
-        return ":" in self.name and not self.name.startswith(LIBRARIES) and not self.is_file
+        return ":" in self.name and not self.name.startswith((*LIBRARIES, YOLO)) and not self.is_file
 
     @property
     def is_file(self) -> bool:
@@ -86,9 +88,8 @@ class NamedModel:
         return config(self.name)
 
     def declares(self, attribute: str) -> bool:
-        """Whether a user-provided factory, or a file, says its shape, mean or std. The zoo's networks have no such
-        say."""
-        return (self.is_user_provided or self.is_file) and attribute in self.config.declared
+        """Whether the network names a part of its input (shape, mean, std): a user-provided factory, a file, YOLO."""
+        return attribute in self.config.declared
 
     @property
     def any_size(self) -> bool:
@@ -96,8 +97,10 @@ class NamedModel:
         return self.is_file and not self.declares("shape")
 
     def task(self, given: Any) -> Any:
-        """The task that was given, or else that of the run, if this is one."""
-        return self.asked.get("task") if given is None else given
+        """The task that was given, or else that of the run, if this is one; of a YOLO, detection."""
+        if given is not None:
+            return given
+        return self.asked.get("task") or ("detection" if self.name.startswith(YOLO) else None)
 
     def note_untrained(self) -> None:
         """Tell the user if the network has its initial weights."""

@@ -19,6 +19,7 @@ from prunus.cli.network import (
     LIBRARIES,
     MODEL_HELP,
     ORIGINAL_FILE,
+    YOLO,
     NamedModel,
     check_network,
     demo_network,
@@ -130,8 +131,10 @@ class Request:
                 f"{', or --pretrained' if named.name.startswith(LIBRARIES) else ''}. "
                 f"To train one first: prunus train {named.name} --data {request.data.name}"
             )
-        task = named.task(request.settings.task)
-        return replace(request, settings=replace(request.settings, task=task)), named
+        settings = replace(request.settings, task=named.task(request.settings.task))
+        if named.name.startswith(YOLO) and settings.streams is None:  # ultralytics would lose selections, see docs
+            settings = replace(settings, streams="coupled")
+        return replace(request, settings=settings), named
 
     @property
     def is_demo(self) -> bool:
@@ -178,6 +181,8 @@ def command(
         prunus prune model.onnx --data folder:images --speedup 1.5
 
         prunus prune nets:unet --data nets:loaders --task segmentation
+
+        prunus prune yolo:yolov8n.yaml --weights best.pt --data folder:data.yaml --speedup 1.4
 
         prunus prune --resume runs/prune-resnet56-cifar10 --watch
 

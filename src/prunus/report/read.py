@@ -15,7 +15,7 @@ from prunus.errors import FileError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
 from prunus.plots.run_pictures import PICTURES, RunPictures, load_pictures
-from prunus.run.classes import CLASSES_FORMAT, ClassTable
+from prunus.run.classes import BOXES, CLASSES_FORMAT, ClassTable
 from prunus.run.context import Baseline
 from prunus.run.folder import (
     BASE,
@@ -63,6 +63,7 @@ class FinishedRun:
     undone: int  # number of rounds that were undone because they lost too much
     plan: Plan
     pictures: RunPictures | None  # None if inputs are not images
+    boxes: bytes | None  # a PNG of the boxes that a detector finds, before and after
     classes: ClassTable | None  # None if the task has no classes
     nodes: tuple[Node, ...]  # layers and where they meet
 
@@ -113,6 +114,7 @@ def read_run(folder: str | Path) -> FinishedRun:
         undone=files.finished_rounds() - len(summary.rounds),
         plan=_plan(path / PLAN_FILE),
         pictures=load_pictures(files.round(1) / PICTURES),
+        boxes=(files.path / BOXES).read_bytes() if files.has(BOXES) else None,
         classes=read_record(path / CLASSES, ClassTable, CLASSES_FORMAT, 1) if files.has(CLASSES) else None,
         nodes=read_network(files),
     )

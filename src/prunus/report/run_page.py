@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 import shlex
@@ -99,6 +100,7 @@ def render(run: FinishedRun) -> str:
         classes=run.classes and class_table(run.classes),
         classes_left_out=run.classes and left_out(run.classes),
         confusions=run.classes and confusions(run.classes),
+        boxes=run.boxes and f"data:image/png;base64,{base64.b64encode(run.boxes).decode()}",
         repairs=[(done, _errors(done)) for done in run.rounds if done.outcome.layer_errors],
         sensitivities=[(done, _losses(done, done.sensitivity)) for done in ranked if done.sensitivity],
         lost_name=lost_name(ranked[0].sensitivity) if ranked and ranked[0].sensitivity else "",

@@ -1,4 +1,4 @@
-"""The quality of each class before and after pruning: classes.json."""
+"""The quality of each class before and after pruning: classes.json; and of a detector, pictures of its boxes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from prunus.plots.boxes import draw_boxes
 from prunus.run.context import RunContext, class_names
 from prunus.run.folder import CLASSES
 from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
+from prunus.util.files import write_atomically
 from prunus.util.typed_json import to_data
 
 CLASSES_FORMAT = "prunus-classes"
+BOXES = "boxes.png"  # a few images with their boxes, before and after
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,10 @@ def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dic
             known[name] = evaluation, sides[name]
         tests[name] = None if test is None else evaluation
     context.say(phase, len(models), len(models))
+    if context.task.label_kind == "boxes" and provided is None and context.folder.writes:
+        drawn = draw_boxes(models, loader, context.task, getattr(loader, "classes", None))
+        if drawn is not None:
+            write_atomically(context.folder.path / BOXES, drawn[0])
     before, after = sides["before"], sides["after"]
     if by_class is not None and before is not None and after is not None:
         table = ClassTable(

@@ -198,7 +198,10 @@ def exported(model: nn.Module, example: Example) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         if not isinstance(example, Tensor) or not _written_quickly(model, example, path):
-            export_onnx(model, example, path)
+            try:
+                export_onnx(model, example, path)
+            except ModelError:  # code that looks at the number of images can be written for one number
+                export_onnx(model, example, path, dynamic_batch=False)
         return path.read_bytes()
 
 

@@ -1,11 +1,11 @@
-"""Networks by name: the built-in ones, those of torchvision and timm, and user-provided ones.
+"""Networks by name: the built-in ones, those of torchvision, timm and ultralytics, and user-provided ones.
 
     model = create("resnet56", num_classes=10)
     load_weights(model, "resnet56.safetensors")      # prunus.zoo.weights
     config("resnet56").shape                         # (3, 32, 32)
 
-Names: the built-in ones (`names()`), `torchvision:NAME`, `timm:NAME`, `package.module:factory`, and the path of an
-.onnx file.
+Names: the built-in ones (`names()`), `torchvision:NAME`, `timm:NAME`, `yolo:CONFIG.yaml`, `package.module:factory`, and
+the path of an .onnx file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,8 @@ def config(name: str) -> ModelConfig:
         raise ModelError(f"{name!r} should be library:NAME or package.module:factory; one side of the colon is empty")
     if home == "torchvision":
         return _torchvision(name, rest)
+    if home == "yolo":
+        return _ultralytics(name, rest)
     return _timm(name, rest) if home == "timm" else _user_provided(name, rest)
 
 
@@ -160,6 +163,31 @@ def _onnx(name: str) -> ModelConfig:
 
     declared = ("shape",) if height and width else ()
     return ModelConfig(**vars(takes), name=name, factory=build, about="from a file", declared=declared)
+
+
+def _ultralytics(name: str, rest: str) -> ModelConfig:
+    """A detector by its configuration file, as in yolo:yolov8n.yaml. Its images have pixels in [0, 1]."""
+    if Path(rest).suffix not in (".yaml", ".yml"):
+        raise ModelError(
+            f"{name}: expected the configuration of a detector, as in yolo:yolov8n.yaml; weights are given apart, with "
+            "--weights best.pt"
+        )
+    takes = Input((3, 640, 640), 80, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+    def build(num_classes: int, in_channels: int = 3, **arguments: Any) -> nn.Module:
+        tasks = _library("ultralytics.nn.tasks", "ultralytics")
+        try:
+            model = tasks.DetectionModel(rest, ch=in_channels, nc=num_classes, verbose=False, **arguments)
+        except FileNotFoundError as error:
+            raise ModelError(f"{name}: ultralytics has no such configuration: {error}") from error
+        if type(model.model[-1]).__name__ not in ("Detect", "v10Detect"):
+            kind = type(model.model[-1]).__name__
+            raise ModelError(f"{name}: ends in {kind}; only detectors are opened by this name")
+        # Otherwise the head compares the batch with the one before, and cannot be exported for any number of images.
+        model.model[-1].dynamic = True
+        return model.eval()  # type: ignore[no-any-return]
+
+    return ModelConfig(**vars(takes), name=name, factory=build, about="from ultralytics", declared=("mean", "std"))
 
 
 def _library(module_name: str, package: str) -> ModuleType:

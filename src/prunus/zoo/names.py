@@ -225,7 +225,7 @@ def check_model(name: str, known: Iterable[str] | None = None) -> None:
         return
     names = list(known_models() if known is None else known)
     if ":" not in name and name not in names:
-        other = "torchvision:NAME, timm:NAME, package.module:factory and .onnx files"
+        other = "torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, package.module:factory and .onnx files"
         raise ModelError(f"{unknown('model', name, names)}; also {other}")
 
 

@@ -25,6 +25,7 @@ from prunus.zoo.names import check_weight_file
 logger = logging.getLogger(__name__)
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts store the tensors
+MODULES = ("ema", "model")  # keys under which ultralytics stores a whole network; the averaged one first
 COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
 PREFIXES = ("", "module.", "model.", "model.module.", "module.model.", "net.", "network.")  # these before all others
 COUNTER = "num_batches_tracked"  # of batch norms; old files do not have it, and no computation uses it
@@ -99,6 +100,11 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     check_weight_file(path)
     content = _read(path)
+    for key in MODULES:  # a pickled network: its tensors are read, its class is not
+        if isinstance(content, Mapping) and (tensors := _module_tensors(content.get(key))):
+            return tensors
+    if tensors := _module_tensors(content):
+        return tensors
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -110,6 +116,22 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     if strangers:
         raise FileError(f"{path}: expected only tensors; these are something else: {_listed(strangers)}")
     return {str(name): value for name, value in content.items()}
+
+
+def _module_tensors(stored: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The parameters and buffers of a module that was pickled whole, by name; empty if it is something else.
+
+    Nothing of its class was imported: `stored` is a stand-in that has the module's attributes.
+    """
+    parts = getattr(stored, "__dict__", {})
+    if isinstance(stored, Tensor) or not isinstance(parts.get("_modules"), Mapping):
+        return {}
+    fleeting = parts.get("_non_persistent_buffers_set") or ()
+    own = {**(parts.get("_parameters") or {}), **(parts.get("_buffers") or {})}
+    tensors = {prefix + name: t.detach() for name, t in own.items() if isinstance(t, Tensor) and name not in fleeting}
+    for name, child in parts["_modules"].items():
+        tensors |= _module_tensors(child, f"{prefix}{name}.")
+    return tensors
 
 
 def _listed(names: list[str]) -> str:
@@ -135,7 +157,9 @@ def _read(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise FileError(
             f"{path}: has more than plain tensors, or is damaged; it was not loaded: a pickle can run any code. "
-            f"Save only the state_dict, preferably as .safetensors. (torch's message: {str(error).splitlines()[0]})"
+            "Save only the state_dict, preferably as .safetensors; of a YOLO: "
+            "torch.save(YOLO('best.pt').model.state_dict(), 'weights.pt'). "
+            f"(torch's message: {str(error).splitlines()[0]})"
         ) from error
     except (
         SafetensorError,
