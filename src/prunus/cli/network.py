@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from prunus.zoo.networks import ModelConfig
 
 MODEL_HELP = (
-    "Built-in name, torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, package.module:factory, NAME=WEIGHTS, an .onnx file, "
-    "or a run's folder"
+    "Built-in name, torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, package.module:factory, NAME=WEIGHTS, an .onnx "
+    "file, or a run's folder"
 )
 PRETRAINED = "pretrained"  # in the place of WEIGHTS: those that torchvision or timm loads itself
 LIBRARIES = ("torchvision:", "timm:")

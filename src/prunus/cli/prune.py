@@ -182,7 +182,7 @@ def command(
 
         prunus prune nets:unet --data nets:loaders --task segmentation
 
-        prunus prune yolo:yolov8n.yaml --weights best.pt --data folder:data.yaml --speedup 1.4
+        prunus prune yolo:yolov8n.yaml --weights best.pt --data folder:yolo
 
         prunus prune --resume runs/prune-resnet56-cifar10 --watch
 
