@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,3 +114,24 @@ def test_what_cannot_be_handed_over(tmp_path: Path) -> None:
     selecting = pr.prune(graph, pr.uniform(graph, pr.score(graph, None, "l1"), 0.5, units=list(graph.units)))
     with pytest.raises(ModelError, match="--streams coupled"):
         pr.ultralytics.network(selecting)
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    """Every line of the page, at a small size: commands as they are typed, and the Python."""
+    page = (Path(__file__).parents[2] / "docs" / "tutorials" / "yolo.md").read_text(encoding="utf-8")
+    for before, after in {"640": str(SIDE), "epochs=30": "epochs=1, batch=6, workers=0, plots=False"}.items():
+        assert before in page
+        page = page.replace(before, after)
+    write_yolo(tmp_path, {"train": 12, "val": 8})
+    torch.manual_seed(0)
+    torch.save({"model": create("yolo:yolov8n.yaml", num_classes=2)}, tmp_path / "best.pt")
+    commands = re.findall(r"^    prunus (.*)$", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["evaluate", "prune"]
+    for command in commands:
+        command = command.replace("--speedup 1.4", "--target 0.3 --no-timing")  # timing its layers takes minutes
+        done = prunus(*shlex.split(command))
+        assert done.exit_code in (0, 3) and "AP50" in done.output, done.output
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    known: dict[str, Any] = {}
+    exec(compile(code.replace("target=0.3", "target=0.3, timing=False"), "yolo.md", "exec"), known)
+    assert widths(known["yolo"].model) == widths(known["result"].model)
