@@ -9,7 +9,8 @@ networks   resnet20, resnet56, ... with weights for CIFAR-10; lite0, lite1, lite
 data       the folder that holds CIFAR-10; or digits, for a small network of the registry
 methods    ours (least error after repair), paper (G-SD, Algorithm 1, all held-out images), ranked (gsd_reader and
            Algorithm 1), a METRIC with its options (the same share of every unit), none (the unpruned network),
-           torch-pruning:IMPORTANCE, torch-pruning:IMPORTANCE:global, torch-pruning:best (by held-out accuracy)
+           torch-pruning:IMPORTANCE, torch-pruning:IMPORTANCE:global (or :isomorphic), torch-pruning:best (by held-out
+           accuracy), onnxsim:l2, onnxsim:wanda (or :global), modelopt:fastnas; the last two with goals in MACs
 goals      macs=0.5 (share removed), speedup=1.5 (measured in --engine), ratio=0.3 (share of every unit)
 repairs    solve, bn, none; by default solve for ours, ranked and none for the others
 
@@ -19,15 +20,23 @@ settings to `prunus.fit`, `--set "num_images=5000"` to `prunus.compress`, and --
 --rounds R, the epochs are divided among R rounds. --time ENGINE:BATCH times each result beside the original network, on
 one thread in processor time. Rows are written one by one, and a row that the file holds is not measured again; with
 --work, networks and checkpoints are kept there, and an interrupted row goes on.
+
+With --work, predictions.safetensors in the row's folder keeps which held-out and test images are right: before, and at
+the best and the last epoch. The row then also has `last`: the last epoch's accuracy on the held-out images, on the
+others, and on all of them. A row of a file that lacks this is completed from the checkpoint in --work. --paired adds
+McNemar's exact test between every two rows of the call, on all test images for last epochs (which no image chose) and
+on the reported half for best ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import hashlib
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,14 +45,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import prunus
 from benchmarks import Results, Row, peers
 from prunus.deciding.splits import uniform
+from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, write_predictions
 from prunus.scoring.metrics import METRICS
 from prunus.studies.effectiveness_study import units_to_prune
+from prunus.tasks.paired import ImageValues, paired_test
 from prunus.timing.latency import speedup
+from prunus.train.checkpoint import NAME as CHECKPOINT
 from prunus.train.setup import SomeBatches
 from prunus.zoo.data import load
 from prunus.zoo.models import create
@@ -57,6 +70,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "paper": {"metric": "gsd", "split": "algorithm1", "exact": True},
     "ranked": {"metric": "gsd_reader", "split": "algorithm1"},
 }
+TOOLS = ("torch-pruning:", "onnxsim:", "modelopt:")
 KEY = ("network", "method", "goal", "repair", "epochs", "seed", "settings")  # what makes a row another row
 
 
@@ -209,14 +223,13 @@ class Bench:
         return prunus.repair(self.graph, plan, self.repair_images(), how=how, seed=seed)
 
     def peer(self, key: Row) -> nn.Module:
-        """torch-pruning's network, repaired by prunus (solve), with batch norms estimated again (bn), or as it is."""
-        model, name = self.images.model, key["method"].removeprefix("torch-pruning:")
-        if name.startswith(("taylor", "best")):
-            peers.gradients(model, self.images.train(0))
-        if name == "best":
-            name = self._best_importance(key["goal"])
-        small = self._peer_at(name, key["goal"])
-        model.zero_grad(set_to_none=True)
+        """Another tool's network, repaired by prunus (solve), with batch norms estimated again (bn), or as it is."""
+        model, (tool, _, name) = self.images.model, key["method"].partition(":")
+        if tool != "torch-pruning":
+            small = self._other_tool(tool, name, key["goal"])
+        else:
+            name = self._best_importance(key["goal"]) if name == "best" else name
+            small = self._peer_at(name, key["goal"])
         if key["repair"] == "solve":
             plan = prunus.Plan.of(self.graph, peers.kept_by(model, small))
             return prunus.repair(self.graph, plan, self.repair_images())
@@ -235,7 +248,24 @@ class Bench:
             self._best[goal] = max(tried, key=lambda name: tried[name])
         return self._best[goal]
 
+    def _other_tool(self, tool: str, name: str, goal: str) -> nn.Module:
+        kind, value = goal.split("=")
+        if kind != "macs":
+            raise SystemExit(f"{tool} takes a goal in MACs, such as macs=0.5; got {goal}")
+        model, example, target = self.images.model, self.images.example, float(value)
+        if tool == "onnxsim":
+            return peers.onnxsim_at(model, example, name, target, self.images.plain)
+        some = SomeBatches(self.images.plain, 0, 2000 // 250, 1)
+        return peers.fastnas(model, example, target, some, list(itertools.islice(self.images.holdout, 4)))
+
     def _peer_at(self, name: str, goal: str) -> nn.Module:
+        peers.prepare(self.images.model, name, self.images.train(0))
+        try:
+            return self._cut_by_peer(name, goal)
+        finally:
+            self.images.model.zero_grad(set_to_none=True)
+
+    def _cut_by_peer(self, name: str, goal: str) -> nn.Module:
         model, example = self.images.model, self.images.example
         kind, value = goal.split("=")
         if kind == "macs":
@@ -265,7 +295,7 @@ class Bench:
         if key["method"] == "none":
             start = self.images.model
         else:
-            start = self.peer(key) if key["method"].startswith("torch-pruning:") else self.compressed(key)
+            start = self.peer(key) if key["method"].startswith(TOOLS) else self.compressed(key)
         row: Row = {**key, "before": {part: self._base(part) for part in ("holdout", "test")}}
         last = start
         if self.args.epochs and self.args.rounds == 1:
@@ -286,14 +316,107 @@ class Bench:
         row["macs_removed"] = round(1 - peers.macs_of(last, self.images.example) / self.graph.macs, 4)
         weights = [sum(p.numel() for p in model.parameters()) for model in (self.images.model, last)]
         row["params_removed"] = round(1 - weights[1] / weights[0], 4)
+        row = self.completed(key, row, last)
         if self.args.time:
             pairs = [(engine, int(batch)) for engine, batch in (each.split(":") for each in self.args.time)]
             row["speedup"] = {f"{engine}, batch {batch}": self.timed(last, engine, batch) for engine, batch in pairs}
         return row
 
+    def completed(self, key: Row, row: Row, result: nn.Module | None = None) -> Row:
+        """The row with the last epoch's accuracy; writes which images are right.
+
+        Without `result`, the networks are read from the checkpoint in --work; the row as it is if there is none.
+        """
+        if self.args.work is None or self.args.rounds > 1:
+            return row
+        place = self.folder(key, "")
+        assert place is not None
+        kept = self._epochs_in(place)
+        if kept:
+            models = {"before": self.images.model, **kept}
+        elif result is not None:
+            models = {"before": self.images.model, "after": result}
+        else:
+            return row
+        right: dict[str, Tensor] = {}
+        values: dict[str, ImageValues] = {}
+        for name, model in models.items():
+            for part in ("holdout", "test"):
+                mine, labels = answers(model, getattr(self.images, part))
+                right[f"{name}.{part}"] = mine == labels
+                digest = hashlib.sha256(labels.numpy().tobytes()).hexdigest()
+                values[f"{name}.{part}"] = ImageValues((mine == labels).to(torch.uint8), digest)
+        write_predictions(place / PREDICTIONS, Predictions(values, "test", "accuracy"))
+        if not kept:
+            return row
+        parts = {part: right[f"last.{part}"] for part in ("holdout", "test")}
+        parts["all"] = torch.cat(list(parts.values()))
+        return {**row, "last": {"epoch": len(row["history"]), **{name: percent(hits) for name, hits in parts.items()}}}
+
+    def _epochs_in(self, place: Path) -> dict[str, nn.Module]:
+        """The networks of the best and the last epoch that a row's checkpoint holds; none if there is none."""
+        path = place / "retrained" / CHECKPOINT
+        if not path.exists():
+            return {}
+        tensors = load_file(path)
+        found = {}
+        for name, kind in (("best", "best"), ("last", "average" if "average" in _kinds(tensors) else "model")):
+            weights = {key.removeprefix(f"{kind}."): t for key, t in tensors.items() if key.startswith(f"{kind}.")}
+            if (place / "pruned" / "plan.json").exists():
+                network = prunus.load(place / "pruned", self.images.model)
+            else:
+                network = _with_shapes(copy.deepcopy(self.images.model), weights)
+            network.load_state_dict(weights)
+            found[name] = network
+        return found
+
+    def paired(self, keys: Sequence[Row], results: Results) -> None:
+        """McNemar's exact test between the rows of every two methods, beside the unpruned network."""
+        for one, two in itertools.combinations(keys, 2):
+            files = [read_predictions(place / PREDICTIONS) for key in (one, two) if (place := self.folder(key, ""))]
+            sides = [each.of for each in files if each is not None]
+            if len(sides) < 2:
+                continue
+            for epoch, parts in (("last", ("holdout", "test")), ("best", ("test",)), ("after", ("test",))):
+                names = [f"{epoch}.{part}" for part in parts]
+                if not all(name in side for side in sides for name in names):
+                    continue
+                a, b = (
+                    ImageValues(torch.cat([side[n].values for n in names]), " ".join(side[n].labels for n in names))
+                    for side in sides
+                )
+                row = {name: one[name] for name in one if one[name] == two[name]}
+                row |= {"paired": [one["method"], two["method"]], "epoch": epoch, "images": "+".join(parts)}
+                if results.find(row) is None:
+                    results.add({**row, **vars(paired_test(a, b))})
+                print(results.find(row), flush=True)
+
     def _base(self, part: str) -> float:
         labels = torch.cat([labels for _, labels in getattr(self.images, part)])
         return percent(self.before[part] == labels)
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> set[str]:
+    return {name.partition(".")[0] for name in tensors}
+
+
+def _with_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The model with parameters and buffers of other widths, as torch-pruning leaves them."""
+    for name, tensor in weights.items():
+        owner, _, own = name.rpartition(".")
+        module = model.get_submodule(owner)
+        old = getattr(module, own)
+        if old.shape == tensor.shape:
+            continue
+        new = torch.empty_like(tensor)
+        setattr(module, own, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+        if isinstance(module, nn.Conv2d) and own == "weight":
+            module.out_channels, module.in_channels = tensor.shape[0], tensor.shape[1] * module.groups
+        elif isinstance(module, nn.Linear) and own == "weight":
+            module.out_features, module.in_features = tensor.shape
+        elif isinstance(module, nn.BatchNorm2d):
+            module.num_features = len(tensor)
+    return model
 
 
 @torch.no_grad()
@@ -353,13 +476,21 @@ def run(args: argparse.Namespace) -> None:
     command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     results = Results(args.out, f"{args.network}: accuracy in per cent before and after pruning", command)
     bench: Bench | None = None
-    for key in keys(args):
+    wanted = list(keys(args))
+    for key in wanted:
         row = results.find(key)
         if row is None:
             bench = bench or Bench(args)
             row = bench.row(key)
             results.add(row)
+        elif args.work is not None and args.epochs and "last" not in row:
+            bench = bench or Bench(args)
+            old, row = row, bench.completed(key, row)
+            if row is not old:
+                results.add(row, instead_of=old)
         print({name: row[name] for name in row if name != "history"}, flush=True)
+    if args.paired:
+        (bench or Bench(args)).paired(wanted, results)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -371,6 +502,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     found.add_argument("--seed", type=_numbers, default=[0])
     found.add_argument("--out", type=Path, help="JSON file for the rows")
     found.add_argument("--work", type=Path, help="folder for networks and checkpoints")
+    found.add_argument("--paired", action="store_true", help="paired tests between the rows, from --work")
     found.add_argument("--rounds", type=int, default=1)
     found.add_argument("--units", choices=("inner", "all"), default="inner", help="units that a METRIC prunes")
     found.add_argument("--num-images", type=int, help="images in an epoch; all by default")

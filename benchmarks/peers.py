@@ -1,19 +1,23 @@
-"""torch-pruning on the same tasks: its importances at the same MACs or ratio, and its graph on the networks of the zoo.
+"""Other tools on the same tasks: at the same MACs or ratio, and torch-pruning's graph on the networks of the zoo.
 
     python benchmarks/peers.py --network resnet56 --weights FILE --data DIR [--target 0.5] [--out FILE.json]
 
-tries its importances on the inner channels of each block (its graph does not follow the zero-padded shortcuts), with
-the same share of each layer and with one ranking over all layers (":global"), and prints held-out accuracy before any
-training. The best one is what `cifar.py --method torch-pruning:best` retrains.
+tries torch-pruning's importances on the inner channels of each block (its graph does not follow the zero-padded
+shortcuts), with the same share of each layer, with one ranking over all layers (":global") and with one ranking for
+each kind of layer (":isomorphic"), and prints held-out accuracy before any training. The best one is what
+`cifar.py --method torch-pruning:best` retrains. With --tools, also onnxsim (onnxsim:l2, onnxsim:wanda; package
+onnxsim 0.8.1) and ModelOpt's FastNAS (modelopt:fastnas; package nvidia-modelopt 0.47), and Prunus itself.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus
+from prunus.ship.fold import fold_batch_norm
 from tests import proof, zoo_nets
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
@@ -32,7 +37,7 @@ LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 def importance(name: str) -> Any:
-    """torch-pruning's importance called l2, l1, fpgm, bn_scale, lamp or taylor."""
+    """torch-pruning's importance called l2, l1, fpgm, bn_scale, lamp, taylor or hessian."""
     import torch_pruning as tp
 
     found: dict[str, Callable[[], Any]] = {
@@ -42,14 +47,15 @@ def importance(name: str) -> Any:
         "bn_scale": tp.importance.BNScaleImportance,
         "lamp": lambda: tp.importance.LAMPImportance(p=2),
         "taylor": tp.importance.GroupTaylorImportance,
+        "hessian": tp.importance.GroupHessianImportance,
     }
     if name not in found:
         raise SystemExit(f"no importance is called {name}; there are {', '.join(found)}")
     return found[name]()
 
 
-NAMES = ("l2", "l1", "fpgm", "bn_scale", "lamp", "taylor")
-IMPORTANCES = [f"{name}{where}" for name in NAMES for where in ("", ":global")]
+NAMES = ("l2", "l1", "fpgm", "bn_scale", "lamp", "taylor", "hessian")
+IMPORTANCES = [f"{name}{where}" for name in NAMES for where in ("", ":global", ":isomorphic")]
 
 
 def prunable(name: str, module: nn.Module) -> bool:
@@ -60,18 +66,19 @@ def prunable(name: str, module: nn.Module) -> bool:
 
 
 def cut(model: nn.Module, example: Tensor, method: str, ratio: float, round_to: int | None = None) -> nn.Module:
-    """A copy without that share of the channels, by an importance such as "l2" or "l2:global"."""
+    """A copy without that share of the channels, by an importance such as "l2", "l2:global" or "l2:isomorphic"."""
     import torch_pruning as tp
 
     name, _, where = method.partition(":")
     small = copy.deepcopy(model)
     for mine, theirs in zip(small.parameters(), model.parameters(), strict=True):
-        mine.grad = None if theirs.grad is None else theirs.grad.clone()  # for Taylor
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()  # for Taylor and Hessian
     pruner = tp.pruner.BasePruner(
         small,
         example,
         importance(name),
-        global_pruning=where == "global",
+        global_pruning=where in ("global", "isomorphic"),
+        isomorphic=where == "isomorphic",
         pruning_ratio=ratio,
         max_pruning_ratio=0.9,
         ignored_layers=[
@@ -101,11 +108,119 @@ def macs_of(model: nn.Module, example: Tensor) -> int:
     return prunus.trace(model, example, check=False).macs
 
 
-def gradients(model: nn.Module, batches: Any, most: int = 40) -> None:
-    """The loss's gradient over some training images, for Taylor; batch norm as in use."""
+def prepare(model: nn.Module, method: str, batches: Any) -> None:
+    """Fill in the gradients that an importance reads, over some training images; batch norm as in use.
+
+    Taylor reads the gradient of the loss. Hessian reads the mean of the squared gradients of single images, which is
+    put where it expects it: the importance's own `accumulate_grad` (1.6.1) looks gradients up by name and stores them
+    by parameter, so that only the last image would be left of its sum.
+    """
     model.zero_grad(set_to_none=True)
-    for _, (images, labels) in zip(range(most), batches, strict=False):
-        F.cross_entropy(model(images), labels).backward()
+    if method.startswith("taylor"):
+        for _, (images, labels) in zip(range(40), batches, strict=False):
+            F.cross_entropy(model(images), labels).backward()
+    elif method.startswith("hessian"):
+        parameters = list(model.parameters())
+        squares = [torch.zeros_like(parameter) for parameter in parameters]
+        for image, label in _single(batches, HESSIAN_IMAGES):
+            each = torch.autograd.grad(F.cross_entropy(model(image), label), parameters)
+            for total, one in zip(squares, each, strict=True):
+                total += one.square() / HESSIAN_IMAGES
+        for parameter, total in zip(parameters, squares, strict=True):
+            parameter.grad = total
+
+
+HESSIAN_IMAGES = 500
+
+
+def _single(batches: Any, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first images, one by one."""
+    every = (
+        (image[None], label[None]) for images, labels in batches for image, label in zip(images, labels, strict=True)
+    )
+    return itertools.islice(every, most)
+
+
+# onnxsim and ModelOpt
+
+
+def onnxsim_at(model: nn.Module, example: Tensor, how: str, target: float, images: Any) -> nn.Module:
+    """onnxsim's structured pruning ("l2", "wanda", "l2:global") of the exported network, as a PyTorch network.
+
+    It takes a share for all layers: the smallest one, in steps of half a per cent, that removes the target. Which
+    channels it kept is found by comparing the filters; that network is run beside onnxsim's own file.
+    """
+    import numpy as np
+    import onnx
+    import onnxruntime
+    import onnxsim
+
+    graph = prunus.trace(model, example)
+    folded = fold_batch_norm(model, example)
+    name, _, where = how.partition(":")
+    options: dict[str, Any] = {"global_sparsity": where == "global"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        prunus.export(folded, example, path, progress=False)
+        whole = onnx.load(str(path))
+    if name == "wanda":
+        entry = whole.graph.input[0].name
+        options["calibration_data"] = [{entry: x.numpy()} for x, _ in itertools.islice(images, WANDA_BATCHES)]
+    prune = onnxsim.apply_structured_wanda_pruning if name == "wanda" else onnxsim.apply_structured_pruning
+
+    def cut_by(share: int) -> tuple[Any, nn.Module]:
+        small = prune(copy.deepcopy(whole), sparsity=share / 200, **options)
+        weights = {each.name: onnx.numpy_helper.to_array(each) for each in small.graph.initializer}
+        keep = {}
+        for title, layer in folded.named_modules():
+            if isinstance(layer, nn.Conv2d) and f"{title}:out" in graph.units:
+                theirs, mine = torch.tensor(weights[f"{title}.weight"]).flatten(1), layer.weight.detach().flatten(1)
+                keep[f"{title}:out"] = torch.cdist(theirs, mine).argmin(1).sort().values.tolist()
+        return small, prunus.prune(graph, prunus.Plan.of(graph, keep))
+
+    low, high, goal = 0, 190, graph.macs * (1 - target + 0.002)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if macs_of(cut_by(middle)[1], example) <= goal else (middle + 1, high)
+    file, small = cut_by(low)
+    some = next(iter(images))[0][:8]
+    got = onnxruntime.InferenceSession(file.SerializeToString()).run(None, {file.graph.input[0].name: some.numpy()})[0]
+    with torch.no_grad():
+        assert np.allclose(got, small(some).numpy(), rtol=1e-3, atol=1e-3), "not the network that onnxsim made"
+    return small
+
+
+WANDA_BATCHES = 8
+
+
+def fastnas(model: nn.Module, example: Tensor, target: float, train: Any, holdout: Any) -> nn.Module:
+    """ModelOpt's FastNAS: a search for the widths that lose the least held-out accuracy at these FLOPs.
+
+    Widths may be any multiple of 1 (by default only multiples of 32, more than most of these layers have). Scores are
+    the accuracy on the held-out batches, after ModelOpt has estimated the batch norms again on training batches.
+    """
+    import modelopt.torch.prune as mtp
+
+    def accuracy(network: nn.Module) -> float:
+        network.eval()
+        with torch.no_grad():
+            right = [(network(images).argmax(1) == labels).float().mean() for images, labels in holdout]
+        return float(torch.stack(right).mean())
+
+    ratios = tuple(share / 8 for share in range(1, 9))
+    rules = {
+        "nn.Conv2d": {"*": {"channels_ratio": ratios, "kernel_size": (), "channel_divisor": 1}},
+        "nn.BatchNorm2d": {"*": {"features_ratio": ratios, "feature_divisor": 1}},
+        "nn.Linear": {"*": {"features_ratio": ratios, "feature_divisor": 1}},
+    }
+    found, _ = mtp.prune(
+        model=copy.deepcopy(model),
+        mode=[("fastnas", rules)],
+        constraints={"flops": f"{100 * (1 - target):g}%"},
+        dummy_input=example,
+        config={"data_loader": train, "score_func": accuracy, "verbose": False},
+    )
+    return found
 
 
 def kept_by(model: nn.Module, small: nn.Module) -> dict[str, list[int]]:
@@ -248,9 +363,13 @@ def main() -> None:
 
     parser = cifar.parser(__doc__)
     parser.add_argument("--target", type=float, default=0.5)
+    parser.add_argument("--tools", action="store_true", help="Prunus, onnxsim and ModelOpt as well")
     args = parser.parse_args()
-    args.goal, args.repair, args.epochs = [f"macs={args.target:g}"], "none", 0
+    args.goal, args.repair, args.epochs = [f"macs={args.target:g}"], None if args.tools else "none", 0
     args.method = [f"torch-pruning:{name}" for name in IMPORTANCES]
+    if args.tools:
+        args.method += ["ours", "onnxsim:l2", "onnxsim:l2:global", "onnxsim:wanda", "onnxsim:wanda:global"]
+        args.method += ["modelopt:fastnas"]
     cifar.run(args)
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import ROOT, Row, read, read_file
 from prunus.plots.style import COLOURS, INK, PAGE, figure, legend, save
-from prunus.studies.effectiveness_study import draw_effectiveness, write_correlations
+from prunus.studies.effectiveness_tables import draw_effectiveness, write_correlations
 from prunus.studies.sensitivity_study import draw_sensitivity
 from prunus.studies.structure_study import TOTAL, draw_structure
 from prunus.studies.table_study import COLUMNS, ResultsTable, draw_table
@@ -114,7 +114,7 @@ def effectiveness(experiment: str, network: str) -> Draw:
 
     def draw(folder: Path) -> str:
         rows = [row for row in read("effectiveness") if (row["experiment"], row["network"]) == (experiment, network)]
-        return draw_effectiveness([{"spread": None, **row} for row in rows], folder)["file"]
+        return draw_effectiveness([{"standard_error": None, **row} for row in rows], folder)["file"]
 
     return draw
 

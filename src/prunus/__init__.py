@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from prunus.run.curve import Curve, curve
     from prunus.run.result import Compressed
     from prunus.run.settings import Settings
+    from prunus.scoring.citations import bibtex
     from prunus.scoring.collect import Statistics, collect
     from prunus.scoring.evidence import Channels
     from prunus.scoring.metrics import METRICS
@@ -115,6 +116,7 @@ _HOMES = {
     "Writer": "prunus.graph.units",
     "agreement": "prunus.tasks.agreement",
     "bench": "prunus.ship.bench",
+    "bibtex": "prunus.scoring.citations",
     "collect": "prunus.scoring.collect",
     "compare": "prunus.report.compare",
     "compress": "prunus.run.compress",
@@ -186,6 +188,7 @@ __all__ = [
     "Writer",
     "agreement",
     "bench",
+    "bibtex",
     "collect",
     "compare",
     "compress",

@@ -96,3 +96,29 @@ def test_pages_of_a_run_at_work_and_of_several(done: tuple[Path, list[str], list
 def test_what_cannot_be_followed(tmp_path: Path) -> None:
     result = prunus("report", tmp_path, "--live", columns=400)
     assert result.exit_code == 1 and "holds no run; name the folder of a `prunus prune`" in result.stderr
+
+
+def test_tables_and_citations_for_a_paper(done: tuple[Path, list[str], list[str]], tmp_path: Path) -> None:
+    """Only the table is printed, so that it can go into a file; the metric of the run is l1."""
+    folder = done[0]
+    copy = shutil.copytree(folder, tmp_path / "copy_2")
+    said = lines(prunus("report", folder, copy, "--format", "latex", columns=400))
+    assert said[0] == r"% preamble: \usepackage{booktabs}" and said[-1] == r"\end{table}"
+    (row,) = (line for line in said if r"copy\_2" in line)
+    assert row.endswith(r"& 1.000 \\")  # the same network on the same images
+    assert not (Path("runs") / "comparison").exists()
+    said = lines(prunus("report", folder, "--format", "markdown", columns=400))
+    assert said[1].startswith("| --- |") and len(said) == 3 and "p against" not in said[0]
+    said = lines(prunus("report", folder, "--format", "bibtex", columns=400))
+    keys = [line.partition("{")[2].rstrip(",") for line in said if line.startswith("@")]
+    assert keys == ["liu2020rethinking", "prunus", "li2017pruning"]
+    result = prunus("report", folder, "--format", "latex", "--out", tmp_path / "x.html")
+    assert result.exit_code == 1 and "prints, and writes no page" in result.stderr
+
+
+def test_a_run_says_how_it_differs_from_the_paper(done: tuple[Path, list[str], list[str]]) -> None:
+    said = (done[0] / "differences.md").read_text(encoding="utf-8").splitlines()
+    assert said[0] == "# How this run differs from the paper"
+    assert "- `metric` is l1: the paper has the metric gsd" in said
+    assert "- `rounds` is 2: the paper has no given number of rounds" in said
+    assert "- epochs 200 -> 0 (the paper -> this run)" in said and "lr" not in "".join(said[5:16])

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binomtest, sem
 from sklearn.metrics import confusion_matrix
 
 import prunus as pr
 from prunus.report.compare import DATA, PAGE, Side, compare, finished, render
+from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, write_predictions
+from prunus.tasks.paired import ImageValues
 from tests.report.runs import Page, batches, charts, read
 
 Change = Callable[[dict[str, Any]], object]
@@ -147,3 +150,70 @@ def test_published_rows_join_where_network_and_data_are_those_of_the_paper(anoth
     assert macs.count("as published") == len(known) > 3
     assert "as published" in weights and not any("as published" in chart for chart in times)
     assert compare([another("unlike")]).published == ()
+
+
+def answers_of(run: Path, part: str, right: list[int], labels: str = "x") -> None:
+    """Write which of 20 images a run's networks recognise."""
+    before = ImageValues(torch.ones(20, dtype=torch.uint8), labels)
+    after = ImageValues(torch.tensor([int(n in right) for n in range(20)], dtype=torch.uint8), labels)
+    write_predictions(run / PREDICTIONS, Predictions({"before": before, "after": after}, part, "accuracy"))
+
+
+def test_a_run_keeps_which_images_are_right(compressed: Any) -> None:
+    images, labels = (torch.cat(parts) for parts in zip(*batches(3, seed=2), strict=True))
+    with torch.no_grad():
+        right = compressed.model.eval()(images).argmax(1) == labels
+    found = read_predictions(compressed.folder / PREDICTIONS)
+    assert found is not None and found.part == "test" and found.of["after"].values.bool().tolist() == right.tolist()
+    assert read(compressed.folder / "summary.json")["after"]["test"]["quality"] == pytest.approx(right.double().mean())
+
+
+def test_paired_tests_by_scipy(another: Callable[..., Path], tmp_path: Path) -> None:
+    """A recognises images 0 to 17, B 6 to 19 and 0: 5 only A, 2 only B. The originals recognise all 20."""
+    first, second = another("first"), another("second")
+    answers_of(first, "test", list(range(18)))
+    answers_of(second, "test", [0, *range(6, 20)])
+    compared = compare([first, second], out=tmp_path / "both")
+    found = {(pair["first"], pair["second"]): pair["result"] for pair in compared.to_dict()["paired_tests"]}
+    assert list(found) == [("original", "A"), ("original", "B"), ("A", "B")]
+    assert (found["A", "B"]["better"], found["A", "B"]["worse"]) == (2, 5)
+    assert found["A", "B"]["p"] == pytest.approx(binomtest(2, 7).pvalue)
+    assert found["original", "B"]["p"] == pytest.approx(binomtest(0, 5).pvalue)
+    assert compared.against_first("B") == f"{binomtest(2, 7).pvalue:.3f}"
+    text = Page((tmp_path / "both" / PAGE).read_text(encoding="utf-8")).text
+    assert "Paired tests on the same images" in text and "p against A" in text and "B against its original" in text
+    assert "McNemar's exact test" in text and "-15.00" in text.replace("−", "-")
+
+
+def test_pairs_on_other_images_are_refused(another: Callable[..., Path]) -> None:
+    def reason(second: Path) -> str:
+        return next(pair.reason for pair in compare([first, second]).pairs if (pair.first, pair.second) == ("A", "B"))
+
+    first = another("first")
+    answers_of(first, "test", [1, 2])
+    other_labels, other_part, none, other_pixels = (another(name) for name in ("labels", "part", "none", "pixels"))
+    answers_of(other_labels, "test", [1], labels="y")
+    assert "labels of these differ" in reason(other_labels)
+    answers_of(other_part, "holdout", [1])
+    assert reason(other_part) == "one has test images and the other only held-out images"
+    (none / PREDICTIONS).unlink()
+    assert "not known" in reason(none)
+    answers_of(other_pixels, "test", [1])
+    config = read(other_pixels / "config.json")
+    config["data"]["test"]["pixels"] = [[mean + 1, spread] for mean, spread in config["data"]["test"]["pixels"]]
+    (other_pixels / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert reason(other_pixels) == "they were measured on different images"
+
+
+def test_runs_that_differ_in_the_seed_have_a_mean_and_a_standard_error(another: Callable[..., Path]) -> None:
+    values = [0.6, 0.7, 0.75]
+    runs = [
+        another(f"seed-{n}", costing(0.5, value), lambda words, n=n: words["settings"].update(seed=n))
+        for n, value in enumerate(values)
+    ]
+    runs.append(another("other", costing(0.5, 0.9), lambda words: words["settings"].update(metric="l1", seed=7)))
+    (group,) = compare(runs).over_seeds
+    assert group.letters == ("A", "B", "C") and group.quality == pytest.approx(sum(values) / 3)
+    assert group.standard_error == pytest.approx(sem(values)) == pytest.approx(group.change_error)
+    assert group.change == pytest.approx(sum(values) / 3 - 0.9)  # the original has 0.9
+    assert "68.33% ±4.41" in Page(render(compare(runs))).text

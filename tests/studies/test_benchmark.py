@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from scipy.stats import binomtest
 
 import prunus as pr
 from benchmarks import cifar
+from prunus.run.predictions import PREDICTIONS as FILE
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 
@@ -37,3 +40,36 @@ def test_rows_of_metrics_are_what_they_say(tmp_path: Path, monkeypatch: pytest.M
         assert l1["after"][part] == pytest.approx(100 * float(torch.cat(answers).float().mean()), abs=0.006)
     monkeypatch.setattr(cifar, "Bench", None)  # rows that the file holds are not measured again
     cifar.main()
+
+
+def test_epochs_are_kept_image_by_image_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best and the last epoch of two arms: accuracies are means of the kept answers, and McNemar's p is scipy's."""
+    out, work = tmp_path / "rows.json", tmp_path / "work"
+    words = ["cifar.py", "--network", "resnet8", "--data", "digits", "--method", "none,l1", "--goal", "ratio=0.5"]
+    words += ["--set", "num_images=200", "--epochs", "2", "--num-images", "256", "--fit", "lr=0.02"]
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out), "--work", str(work), "--paired"])
+    cifar.main()
+    stored = json.loads(out.read_text())
+    arms, tests = stored["rows"][:2], stored["rows"][2:]
+    kept = [
+        load_file(work / f"resnet8-{arm['method']}-ratio=0.5-none-2-0-num_images-256-lr-0.02" / FILE) for arm in arms
+    ]
+    for arm, right in zip(arms, kept, strict=True):
+        assert arm["last"]["epoch"] == len(arm["history"]) == 2
+        assert arm["last"]["holdout"] == pytest.approx(arm["history"][-1], abs=0.006)
+        every = torch.cat([right["last.holdout"], right["last.test"]]).double()
+        assert arm["last"]["all"] == pytest.approx(100 * float(every.mean()), abs=0.006)
+        assert arm["after"]["test"] == pytest.approx(100 * float(right["best.test"].double().mean()), abs=0.006)
+        assert arm["before"]["test"] == pytest.approx(100 * float(right["before.test"].double().mean()), abs=0.006)
+    last, best = tests
+    assert (last["paired"], last["epoch"], last["images"]) == (["none", "l1"], "last", "holdout+test")
+    assert (best["epoch"], best["images"], best["num_images"]) == ("best", "test", len(kept[0]["best.test"]))
+    one, two = (torch.cat([right["last.holdout"], right["last.test"]]).bool() for right in kept)
+    only_one, only_two = int((one & ~two).sum()), int((two & ~one).sum())
+    assert (last["worse"], last["better"]) == (only_one, only_two)
+    assert last["p"] == pytest.approx(binomtest(only_two, only_one + only_two, 0.5).pvalue, rel=1e-9)
+    # A file that an earlier version wrote has no last epochs: they are found in the checkpoints.
+    before = [arm.pop("last") for arm in arms]
+    out.write_text(json.dumps({**stored, "rows": arms}))
+    cifar.main()
+    assert [arm["last"] for arm in json.loads(out.read_text())["rows"][:2]] == before

@@ -115,8 +115,8 @@ def test_pruned_for_speed_and_zeroed_agree(tmp_path: Path) -> None:
     assert quick.num_images == slow.num_images and quick.loss == pytest.approx(slow.loss, rel=1e-5)
 
 
-def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"metrics": ["random", "l1"], "num_seeds": 3}
+def test_same_seed_same_table_and_seeds_have_a_standard_error(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"metrics": ["random", "l1"], "seeds": 3}
     rows = compared(tmp_path / "a", **words)
     assert compared(tmp_path / "b", **words) == rows
     assert (tmp_path / "a" / "table.csv").read_bytes() == (tmp_path / "b" / "table.csv").read_bytes()
@@ -125,8 +125,26 @@ def test_same_seed_same_table_and_seeds_have_a_spread(tmp_path: Path) -> None:
     row = next(row for row in rows if (row["metric"], row["ratio"]) == ("random", 0.5))
     assert len(set(values)) > 1 and row["seeds"] == 3
     assert row["accuracy"] == pytest.approx(np.mean(values), abs=1e-3)
-    assert row["spread"] == pytest.approx(np.std(values, ddof=1), abs=1e-3)
-    assert next(r for r in rows if (r["metric"], r["ratio"]) == ("l1", 0.5))["spread"] == 0  # no images, no chance
+    assert row["standard_error"] == pytest.approx(scipy.stats.sem(values), abs=1e-3)
+    assert (
+        next(r for r in rows if (r["metric"], r["ratio"]) == ("l1", 0.5))["standard_error"] == 0
+    )  # no images, no chance
+
+
+def test_paired_tests_against_the_best_metric(tmp_path: Path) -> None:
+    """Answers of both networks with weights zeroed, counted here; scipy's binomial test gives the p-value."""
+    rows = {row["metric"]: row for row in compared(tmp_path, metrics=["l1", "random"], ratios=(0.5,)) if row["ratio"]}
+    graph = pr.trace(trained(), TEST[0][0][:1])
+    units = [name for name, unit in graph.units.items() if unit.kind == "private"]
+    right = {}
+    for metric in ("l1", "random"):
+        with pr.zeroed(graph, pr.uniform(graph, pr.score(graph, None, metric), 0.5, units=units)), torch.no_grad():
+            right[metric] = torch.cat([graph.model.eval()(images).argmax(1) == labels for images, labels in TEST])
+    best, other = sorted(right, key=lambda name: -rows[name]["accuracy"])
+    only = [int((right[a] & ~right[b]).sum()) for a, b in ((best, other), (other, best))]
+    assert sum(only) > 0 and rows[best]["p"] is None
+    assert rows[other]["p"] == pytest.approx(scipy.stats.binomtest(only[0], sum(only)).pvalue, rel=0.01)
+    assert any(f"{best} is the best" in note for note in read_study(tmp_path)["notes"])
 
 
 def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +174,8 @@ def test_a_stopped_study_computes_only_what_is_missing(tmp_path: Path, monkeypat
 def test_more_ratios_and_seeds_are_added_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random channels differ from seed to seed, so that no row can stand in for another."""
     words: dict[str, Any] = {"metrics": ["random"], "num_images": 32}
-    whole = compared(tmp_path / "whole", ratios=(0.1, 0.25, 0.5), num_seeds=2, **words)
-    compared(tmp_path / "some", ratios=(0.25, 0.5), num_seeds=1, **words)
+    whole = compared(tmp_path / "whole", ratios=(0.1, 0.25, 0.5), seeds=2, **words)
+    compared(tmp_path / "some", ratios=(0.25, 0.5), seeds=1, **words)
     measured: list[tuple[float, int]] = []
     real = comparison.MetricComparison._measure
 
@@ -166,12 +184,12 @@ def test_more_ratios_and_seeds_are_added_to_what_is_there(tmp_path: Path, monkey
         return real(self, piece, *rest)
 
     monkeypatch.setattr(comparison.MetricComparison, "_measure", counted)
-    more = compared(tmp_path / "some", ratios=(0.1, 0.25, 0.5), num_seeds=2, **words)
+    more = compared(tmp_path / "some", ratios=(0.1, 0.25, 0.5), seeds=2, **words)
     assert sorted(measured) == [(0.1, 0), (0.1, 1), (0.25, 1), (0.5, 1)]  # ratio 0 is the same network for all
     assert more == whole
     assert read_study(tmp_path / "some")["asked"]["ratios"] == [0.1, 0.25, 0.5]
     with pytest.raises(RunError, match="num_images was 32 there and is 48 now"):
-        compared(tmp_path / "some", ratios=(0.1,), num_seeds=2, **{**words, "num_images": 48})
+        compared(tmp_path / "some", ratios=(0.1,), seeds=2, **{**words, "num_images": 48})
 
 
 def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path) -> None:

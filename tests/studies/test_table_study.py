@@ -133,7 +133,7 @@ def test_formats(lenet_run: Path, tmp_path: Path) -> None:
     assert " ".join(text[4].split()).startswith("mine this run, gsd 90.00")
     assert " ".join(text[6].split()) == "G-SD the paper 76.95 77.40 -0.45 92.0 M 63.2 660 K 61.8"
     wrong = prunus("study", "table", folder, "--format", "xml")
-    assert wrong.exit_code == 1 and "text, csv, markdown; got 'xml'" in wrong.stderr
+    assert wrong.exit_code == 1 and "text, csv, markdown, latex; got 'xml'" in wrong.stderr
 
 
 def test_a_folder_with_a_picture(lenet_run: Path, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunus.cli.console import say
@@ -40,14 +41,31 @@ def as_in_the_paper(request: Request, named: NamedModel, typed: Collection[str])
     return replace(request, settings=settings, options=options)
 
 
-def print_paper(network: nn.Module, images: AnyData, request: Request, named: NamedModel) -> None:
-    """Print the settings, what differs from the paper, what it leaves open, and what the run will cost."""
+def print_paper(network: nn.Module, images: AnyData, request: Request, named: NamedModel) -> list[str]:
+    """Print the settings, what differs from the paper, what it leaves open, and what the run will cost.
+
+    Returns the lines without the cost.
+    """
     from prunus.graph.channel_graph import trace
     from prunus.util.batches import device_of, to_device
 
     graph = trace(network, to_device(images.example(), device_of(network)), request.settings.streams or "select")
     lines = paper_lines(graph, request, named, user_data=isinstance(images, UserData))
     say("\n".join([*lines, _cost(graph, images, request), ""]))
+    return lines
+
+
+def write_differences(folder: Path, lines: Sequence[str]) -> None:
+    """Write what `print_paper` printed to differences.md, in the place of what the settings alone tell."""
+    from prunus.run.differences import DIFFERENCES, as_markdown
+    from prunus.util.files import write_atomically
+
+    kinds = {"different from the paper: ": list[str](), "left open in the paper: ": list[str]()}
+    for line in lines:
+        for start, found in kinds.items():
+            if line.startswith(start):
+                found.append(line.removeprefix(start))
+    write_atomically(folder / DIFFERENCES, as_markdown(*kinds.values()).encode())
 
 
 def paper_lines(graph: ChannelGraph, request: Request, named: NamedModel, *, user_data: bool = False) -> list[str]:

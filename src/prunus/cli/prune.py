@@ -251,16 +251,21 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
 
     settings = request.settings
     network, images, parts, rank = open_request(request, named)
+    by_paper: list[str] = []
     if request.options.paper and rank == 0:
         from prunus.cli.paper_mode import print_paper
 
-        print_paper(network, images, request, named)
+        by_paper = print_paper(network, images, request, named)
     about = request.about(named, images)
     with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
         result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
     leave()
     if rank:
         return None
+    if by_paper:
+        from prunus.cli.paper_mode import write_differences
+
+        write_differences(folder, by_paper)
     small = _write_file(result, named, folder) if named.is_file else None
     page = write_report(folder)
     print_result(result, folder, page)

@@ -6,17 +6,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunus.cli.console import Answer, Early, console, existing_folder, friendly, say, table
+from prunus.cli.console import Answer, Early, choice, complain, console, existing_folder, friendly, say, table
 from prunus.errors import FileError, PrunusError
-from prunus.util.files import PRUNING, held_by, refuse_overwriting
+from prunus.util.files import PRUNING, held_by, read_object, refuse_overwriting
+
+if TYPE_CHECKING:
+    from prunus.report.compare import Comparison
 
 SUMMARY = "summary.json"
 LOOK_EVERY = 0.5  # seconds
 COMPARISON = Path("runs/comparison")
+FORMATS = ("html", "markdown", "latex", "bibtex")
 
 
 @friendly
@@ -30,6 +34,14 @@ def command(
             help=f"File to write; by default report.html in the folder. Of several runs: a folder, {COMPARISON}"
         ),
     ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="html: write the page; markdown or latex: print the table; bibtex: print what to cite for the metrics",
+        ),
+        choice("format", *FORMATS),
+    ] = "html",
     live: Annotated[
         bool, typer.Option("--live", help="Write the page of a run at work again and again, until it has finished")
     ] = False,
@@ -37,7 +49,10 @@ def command(
     """Write the page of a run or a study: one self-contained HTML file.
 
     Of several runs, one page compares them: quality against MACs, weights, bytes and time, settings, classes and
-    widths, with the paper's rows where network and data are the same.
+    widths, with the paper's rows where network and data are the same. Runs on the same test images are compared image
+    by image (McNemar's exact test, or a paired bootstrap); runs that differ only in their seed are averaged.
+
+    With --format latex, the table is printed for a paper (booktabs), and nothing is written.
 
     Of a run at work, the page shows rounds and epochs so far; with --live it is kept up to date, and loads itself
     again. Ctrl-C ends that, and does not stop the run.
@@ -50,12 +65,20 @@ def command(
 
         prunus report runs/a runs/b runs/c --out comparison
 
+        prunus report runs/a runs/b --format latex > table.tex
+
+        prunus report runs/a --format bibtex > metrics.bib
+
         prunus report runs/prune-resnet56-cifar10 --live
 
         prunus report runs/study-timing-vgg16-cifar10
     """
     if live and (len(runs) > 1 or out is not None):
         raise PrunusError("--live writes report.html in the folder of one run: leave out other folders and --out")
+    if form != "html":
+        if live or out is not None:
+            raise PrunusError(f"--format {form} prints, and writes no page: leave out --live and --out")
+        return _print_bibtex(runs) if form == "bibtex" else _print_table(runs, form)
     if len(runs) > 1:
         return _compare(runs, out or COMPARISON)
     folder = runs[0]
@@ -105,14 +128,70 @@ def live_page(folder: Path) -> Iterator[None]:
         yield
 
 
-def _compare(runs: list[Path], out: Path) -> Answer:
-    from prunus.report.compare import compare, finished, sides
-    from prunus.util.text import big_number, relative_change
+def _print_bibtex(runs: list[Path]) -> Answer:
+    """What to cite for the metrics of runs or studies."""
+    from prunus.scoring.citations import bibtex
+    from prunus.scoring.metrics import METRICS
+
+    used: list[str] = []
+    for folder in runs:
+        config = read_object(folder / "config.json", f"; {folder} holds no run or study")
+        asked = {**(config.get("asked") or {}), **(config.get("settings") or {})}
+        named = asked.get("metrics") or asked.get("metric") or ()
+        used += [named] if isinstance(named, str) else list(named)
+    known = [name for name in dict.fromkeys(used) if METRICS.split_options(name)[0] in METRICS]
+    entries = bibtex(known)
+    console.print(entries, end="", soft_wrap=True)
+    return Answer({"metrics": known, "bibtex": entries})
+
+
+def _print_table(runs: list[Path], form: str) -> Answer:
+    """The table of a study, or of one or more runs, in markdown or LaTeX."""
+    from prunus.report.study_page import is_study
+    from prunus.util.tables import latex_table, markdown_table
+
+    if len(runs) == 1 and is_study(runs[0]):
+        text = _study_table(runs[0], form)
+        console.print(text, end="", soft_wrap=True)
+        return Answer({"table": text})
+    from prunus.report.compare import compare
 
     comparison = compare(runs)
-    page = comparison.write(out)
-    rows = []
-    for entrant, run in finished(comparison.entrants):
+    parts: list[str] = []
+    for titles, rows, caption, numbers in _tables(comparison):
+        if form == "latex":
+            places = [place for place, title in enumerate(titles) if title in numbers]
+            parts.append(latex_table(titles, rows, places, caption=caption, label="tab:runs" if not parts else ""))
+        else:
+            parts.append(f"{markdown_table(titles, rows)}\n")
+    console.print("\n".join(parts), end="", soft_wrap=True)
+    for note in comparison.notes:
+        complain("note", note)
+    return Answer({"table": "\n".join(parts), **comparison.to_dict()})
+
+
+def _study_table(folder: Path, form: str) -> str:
+    """The table of a study: what it wrote for a paper, or its rows in markdown."""
+    from prunus.studies.folder import LATEX, read_study, rows_as_latex, text_cells
+    from prunus.util.tables import markdown_table
+
+    study = read_study(folder)
+    if form == "latex":
+        path = folder / LATEX
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+        return rows_as_latex(study["rows"], study["columns"], study["title"])
+    return f"{markdown_table(*text_cells(study['rows'], study['columns']))}\n"
+
+
+def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]], str, tuple[str, ...]]]:
+    """Titles, rows, caption and right-aligned titles: of the finished runs, and of their means over seeds."""
+    from prunus.report.compare import finished, sides
+    from prunus.util.text import big_number, relative_change
+
+    rows, done = [], list(finished(comparison.entrants))
+    tested = len(done) > 1 and any(pair.result is not None for pair in comparison.pairs)
+    for entrant, run in done:
         was, now, text = *sides(run), run.summary.quality
         before, after = (side.costs["MACs per image"] for side in (was, now))
         macs = f"{big_number(after)} ({relative_change(before, after)})".replace("−", "-")
@@ -120,12 +199,41 @@ def _compare(runs: list[Path], out: Path) -> Answer:
         speeds = run.since_original.speeds
         speed = f"{speeds[0].change} in {speeds[0].place}" if speeds else "not measured"
         rows.append([entrant.letter, entrant.name, *quality, macs, speed])
-    titles = ("", "run", "quality", "after", "change", "MACs", "speed-up")
-    console.print(table(titles, rows, numbers=("after", "change", "MACs")))
+        rows[-1] += [comparison.against_first(entrant.letter)] if tested else []
+    first = comparison.entrants[0].letter
+    titles = ["", "run", "quality", "after", "change", "MACs", "speed-up", *([f"p against {first}"] if tested else [])]
+    what = f" p: paired tests against {first} on the same images." if tested else ""
+    yield titles, rows, f"Pruned networks.{what}", ("after", "change", "MACs", f"p against {first}")
+    texts = {entrant.letter: run.summary.quality for entrant, run in done}
+    means = []
+    for group in comparison.over_seeds:
+        text = texts[group.letters[0]]
+        value = f"{text.shown(group.quality)} ±{text.number(group.standard_error)}"
+        change = f"{text.change(group.change)} ±{text.number(group.change_error)}"
+        means.append([", ".join(group.letters), str(len(group.letters)), text.name, value, change])
+    if means:
+        caption = "Means over seeds, with standard errors."
+        yield ["runs", "seeds", "quality", "after", "change"], means, caption, ("seeds", "after", "change")
+
+
+def _compare(runs: list[Path], out: Path) -> Answer:
+    from prunus.report.compare import compare
+
+    comparison = compare(runs)
+    page = comparison.write(out)
+    shown: set[str] = set()
+    for titles, rows, _, numbers in _tables(comparison):
+        if shown:
+            say("\nmeans over seeds ± standard errors")
+        shown |= {row[0] for row in rows}
+        console.print(table(titles, rows, numbers=numbers))
     for entrant in comparison.entrants:
-        if entrant.letter not in {row[0] for row in rows}:
+        if entrant.letter not in shown:
             say(f"{entrant.letter} {entrant.name}: not finished")
     for note in comparison.notes:
         say(f"note: {note}")
+    untested = {pair.reason for pair in comparison.pairs if pair.result is None}
+    for reason in sorted(untested):
+        say(f"note: some runs are not tested in pairs: {reason}")
     say(f"page: {page} (open it in a browser)")
     return Answer({"page": page, **comparison.to_dict()})

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunus.cli.console import (
+    EXIT_ERROR,
     Answer,
     Early,
     choice,
+    complain,
+    complaints,
     console,
     existing_folder,
     friendly,
@@ -28,7 +31,7 @@ from prunus.cli.images import DataOptions, UndividedData, UserData, task_on
 from prunus.cli.network import NamedModel, check_network, open_graph, open_model, open_network, resolve
 from prunus.cli.options import Classes, DeviceOptions, Model, Original, TrainingImages, Weights, options_from_settings
 from prunus.deciding.settings import StreamSettings
-from prunus.errors import DataError, ModelError, PlanError
+from prunus.errors import DataError, ModelError, PlanError, PrunusError
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
@@ -48,15 +51,41 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
+def _print_bibtex(metrics: str | None) -> None:
+    if metrics is None:
+        return
+    from prunus.scoring.citations import bibtex
+    from prunus.scoring.metrics import METRICS
+
+    try:
+        print(bibtex([name for word in names(metrics) for name in (METRICS if word == "all" else [word])]), end="")
+    except PrunusError as error:
+        complain("error", str(error), "bold red")
+        raise typer.Exit(EXIT_ERROR) from None
+    raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    bibtex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRICS",
+            is_eager=True,
+            callback=_print_bibtex,
+            help="Print what to cite for some metrics, separated by commas, or for all, and exit",
+        ),
+    ] = None,
+) -> None:
     """The paper's experiments, on any network and data set: a table, pictures and a page in one folder.
 
     The same command continues a study that was stopped.
 
-    Example:
+    Examples:
 
         prunus study effectiveness resnet56=w.safetensors --data cifar10
+
+        prunus study --bibtex gsd,hrank
     """
 
 
@@ -88,13 +117,25 @@ Out = Annotated[
 ]
 
 
-def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
-    """Write the study's page, and print where the results are."""
+Form = Annotated[
+    str,
+    typer.Option("--format", help="Printed table: text, or latex for a paper", rich_help_panel="Output"),
+    choice("format", "text", "latex"),
+]
+
+
+def results_in(folder: Path, rows: Sequence[Mapping[str, Any]], form: str = "text") -> Answer:
+    """Write the study's page, and print where the results are; with the form latex, print the study's table.tex."""
     from prunus.report.run_page import write_report
+    from prunus.studies.folder import LATEX
 
     page = write_report(folder)
-    say(f"\nresults in {folder}: study.json, table.csv, pictures as .png and .svg")
-    say(f"report: {page} (open it in a browser)")
+    if form == "latex":
+        console.print((folder / LATEX).read_text(encoding="utf-8"), end="", soft_wrap=True)
+        complaints.print(f"results in {folder}, report: {page}", soft_wrap=True)
+    else:
+        say(f"\nresults in {folder}: study.json, table.csv, table.tex, pictures as .png and .svg")
+        say(f"report: {page} (open it in a browser)")
     return Answer({"folder": folder, "page": page, "rows": rows})
 
 
@@ -139,6 +180,7 @@ def effectiveness(
     device: DeviceOptions,
     weights: Weights = None,
     out: Out = None,
+    form: Form = "text",
 ) -> Answer | None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
@@ -153,6 +195,8 @@ def effectiveness(
         prunus study effectiveness resnet56=w.safetensors --data cifar10
 
         prunus study effectiveness vgg16=v.pt --data cifar10 --metrics gsd,di
+
+        prunus study effectiveness vgg16=v.pt --data cifar10 --format latex
     """
     named = trained(models, weights)
     data = data.known_for(named[0])
@@ -190,27 +234,23 @@ def effectiveness(
         )
     if not is_first_process():
         return None
-    _print_effectiveness(rows, QualityText.of(task))
-    return results_in(folder, rows)
+    if form == "text":
+        _print_effectiveness(rows, QualityText.of(task))
+    return results_in(folder, rows, form)
 
 
 def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
-    """A table for each stage that was measured: one line per network and metric, one column per ratio."""
-    from prunus.studies.effectiveness_study import SPREADS, STAGES
+    """A table for each stage that was measured."""
+    from prunus.studies.effectiveness_tables import STAGES, pivoted
 
     unit = f", {text.unit}" if text.unit else ""
     stages = [stage for stage in STAGES if stage in rows[0]]
     for stage in stages:
-        lines: dict[tuple[str, str], list[str]] = {}
-        for row in sorted(rows, key=lambda row: row["ratio"]):
-            parts = (row[stage], row[SPREADS[stage]])
-            numbers = [text.scaled(value).rstrip("%") for value in parts if value is not None]
-            lines.setdefault((row["network"], row["metric"]), []).append(" ±".join(numbers))
-        ratios = [f"{ratio:.0%}" for ratio in sorted({row["ratio"] for row in rows})]
-        cells = [[*key, *values] for key, values in lines.items()]
+        titles, cells = pivoted(rows, stage, text)
         gap = "\n" if stage != stages[0] else ""
-        say(f"{gap}{text.name} {STAGES[stage]}{unit}, by the fraction of channels removed")
-        console.print(table(["network", "metric", *ratios], cells, numbers=ratios))
+        error = "; mean ± standard error over the seeds" if rows[0]["seeds"] > 1 else ""
+        say(f"{gap}{text.name} {STAGES[stage]}{unit}, by the fraction of channels removed{error}")
+        console.print(table(titles, cells, numbers=titles[2:]))
 
 
 # -- sensitivity: two ways of choosing the units to prune, iteration by iteration
@@ -227,6 +267,7 @@ def sensitivity(
     device: DeviceOptions,
     weights: Weights = None,
     out: Out = None,
+    form: Form = "text",
 ) -> Answer | None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 
@@ -272,8 +313,9 @@ def sensitivity(
         parts = [row[part] for part in ("cut", "holdout", "test")]
         cells = ["-" if value is None else settings.quality.scaled(value).rstrip("%") for value in parts]
         lines.append([row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells])
-    console.print(table(titles, lines, numbers=titles[1:]))
-    return results_in(folder, rows)
+    if form == "text":
+        console.print(table(titles, lines, numbers=titles[1:]))
+    return results_in(folder, rows, form)
 
 
 # -- structure: weights and MACs by layer or block, original and pruned
@@ -294,6 +336,7 @@ def structure(
     model: Original = None,
     classes: Classes = None,
     out: Out = None,
+    form: Form = "text",
 ) -> Answer | None:
     """Show the cost of each part of a network before and after pruning, as in the paper's supplement.
 
@@ -323,14 +366,14 @@ def structure(
     rows = study(graph, plan, by)  # type: ignore[arg-type]
     big = ("params", "params_pruned", "macs", "macs_pruned")
     cells = [[short(value) if key in big else str(value) for key, value in row.items()] for row in rows]
-    titles = list(COLUMNS.values())
-    console.print(table(titles, cells, set(titles) - {"part"}))
-    total = rows[-1]
-    say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
+    titles, total = list(COLUMNS.values()), rows[-1]
+    if form == "text":
+        console.print(table(titles, cells, set(titles) - {"part"}))
+        say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
     asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, **vars(units)}
     folder = out or run_folder(f"study-structure-{opened.name}-{by}")
     place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
-    return results_in(write_structure(rows, f"{opened.name}: cost of each {by}", place), rows)
+    return results_in(write_structure(rows, f"{opened.name}: cost of each {by}", place), rows, form)
 
 
 def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
@@ -349,7 +392,7 @@ def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
 
 # -- table: finished runs among the rows of the paper's Tables 1 and 2
 
-FORMATS = ("text", "csv", "markdown")
+FORMATS = ("text", "csv", "markdown", "latex")
 TITLES = {  # short ones, so that a line fits a terminal
     "method": "method",
     "by": "by",
@@ -377,7 +420,9 @@ def results_table(
     data: Annotated[
         str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="text, csv or markdown"), choice("format", *FORMATS)] = "text",
+    form: Annotated[
+        str, typer.Option("--format", help="text, csv, markdown or latex"), choice("format", *FORMATS)
+    ] = "text",
     out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture")] = None,
 ) -> Answer:
     """Print runs as rows among the paper's published rows of their network and data set.
@@ -389,9 +434,11 @@ def results_table(
         prunus study table runs/prune-resnet56-cifar10
 
         prunus study table --model resnet56 --data cifar10 --format markdown
+
+        prunus study table --model resnet56 --data cifar10 --format latex
     """
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.table_study import OWN, as_cells, as_markdown, rows_as_csv, write_table
+    from prunus.studies.table_study import OWN, as_cells, as_latex, as_markdown, rows_as_csv, write_table
     from prunus.studies.table_study import table as study
 
     result = study(runs or (), model=model, data=data)
@@ -399,6 +446,8 @@ def results_table(
         console.print(rows_as_csv(result.rows), end="", soft_wrap=True)
     elif form == "markdown":
         say(as_markdown(result.rows))
+    elif form == "latex":
+        console.print(as_latex(result.rows), end="", soft_wrap=True)
     else:
         for (network, images), group in groupby(result.rows, key=lambda row: (row["network"], row["data"])):
             rows = [{**row, "by": row["by"].replace("prunus", OWN)} if row["source"] == OWN else row for row in group]
@@ -434,6 +483,7 @@ def timing(
     threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1, max=os.cpu_count())] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
     out: Out = None,
+    form: Form = "text",
 ) -> Answer | None:
     """Measure how long each metric takes to score each layer, with and without the time for the feature maps.
 
@@ -471,9 +521,10 @@ def timing(
     shape = "x".join(str(side) for side in images.shape[1:])
     pictures = draw_timing(times, model, f"{shape} pixels", folder.path)
     folder.finish(f"Seconds to score each layer of {model}", times.rows, pictures, times.notes, columns=COLUMNS)
-    _print_times(times)
-    named.note_untrained()
-    return results_in(folder.path, times.rows)
+    if form == "text":
+        _print_times(times)
+        named.note_untrained()
+    return results_in(folder.path, times.rows, form)
 
 
 def _print_times(times: LayerTimes) -> None:

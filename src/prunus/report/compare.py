@@ -26,6 +26,7 @@ from prunus.report.page import (
     setting_text,
     value_cell,
 )
+from prunus.report.paired import OverSeeds, Pair, over_seeds, pair_table, tested
 from prunus.report.read import FinishedRun, UnfinishedRun, read_run, read_unfinished
 from prunus.report.text import points
 from prunus.run.classes import ClassTable
@@ -116,12 +117,22 @@ class Comparison:
         published: Rows of the paper about the same networks and data.
         differing: Setting -> its value in each run, where not all are equal.
         notes: About what makes the comparison less than fair.
+        pairs: Paired tests of the networks on the same images.
+        over_seeds: Means of runs that differ only in their seed.
     """
 
     entrants: tuple[Entrant, ...]
     published: tuple[PublishedGroup, ...]
     differing: Mapping[str, tuple[Any, ...]]
     notes: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
+    over_seeds: tuple[OverSeeds, ...] = ()
+
+    def against_first(self, letter: str) -> str:
+        """The p-value of the paired test of a run against the first one, as text; "–" if there is none."""
+        first = self.entrants[0].letter
+        found = [pair.result for pair in self.pairs if (pair.first, pair.second) == (first, letter)]
+        return found[0].p_text if found and found[0] is not None else "–"
 
     def front(self, cost: str, quality: QualityText) -> frozenset[str]:
         """Letters of the finished runs that no other one beats: none costs less and is at least as good, or the same
@@ -139,6 +150,8 @@ class Comparison:
             "runs": [_figures(entrant, self) for entrant in self.entrants],
             "differing_settings": {name: list(values) for name, values in self.differing.items()},
             "published": [asdict(group) for group in self.published],
+            "paired_tests": [asdict(pair) for pair in self.pairs],
+            "over_seeds": [asdict(group) for group in self.over_seeds],
             "notes": list(self.notes),
         }
 
@@ -184,7 +197,11 @@ def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> Compar
         name: tuple(each.get(name) for each in asked) for name in dict.fromkeys(n for each in asked for n in each)
     }
     differing = {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-    compared = Comparison(entrants, tuple(rows.values()), differing, tuple(_notes(entrants)))
+    done = [(entrant.letter, run) for entrant, run in finished(entrants)]
+    qualities = [(letter, run, sides(run)[0].quality, sides(run)[1].quality) for letter, run in done]
+    compared = Comparison(
+        entrants, tuple(rows.values()), differing, tuple(_notes(entrants)), tested(done), over_seeds(qualities)
+    )
     if out is not None:
         compared.write(out)
     return compared
@@ -308,6 +325,8 @@ def render(compared: Comparison) -> str:
         title=f"{count(len(entrants), 'run')} of {', '.join(names)}",
         compared=compared,
         entrants=entrants,
+        paired=_paired(compared),
+        over_seeds=_over_seeds(compared),
         runs=[(quality, _run_table(compared, quality)) for quality in qualities],
         unfinished=unfinished,
         charts=[(quality, [chart for chart, _ in drawn], any(p for _, p in drawn)) for quality, drawn in charts],
@@ -357,7 +376,38 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
             cells.append(Cell(text, after, f"before: {big_number(before)}"))
         rows.append(cells)
     headings = ["run", "name", f"{part} {quality.name}", "change", *costs]
+    if len(runs) > 1 and any(pair.result is not None for pair in compared.pairs):
+        headings.append(f"p against {compared.entrants[0].letter}")
+        for (entrant, *_), cells in zip(runs, rows, strict=True):
+            text = compared.against_first(entrant.letter)
+            cells.append(Cell(text, -1.0 if text == "–" else float(text.lstrip("< "))))
     return Table(f"Runs and their {quality.name}", headings, rows, texts=(1,))
+
+
+def _paired(compared: Comparison) -> Table | None:
+    """The paired tests, if there are any."""
+    runs = {entrant.letter: (entrant.name, run.summary.quality) for entrant, run in finished(compared.entrants)}
+    if not runs:
+        return None
+    names = {letter: name for letter, (name, _) in runs.items()}
+    return pair_table(compared.pairs, names, next(iter(runs.values()))[1])
+
+
+def _over_seeds(compared: Comparison) -> Table | None:
+    """Means over seeds, if some runs differ only in their seed."""
+    quality = {entrant.letter: run.summary.quality for entrant, run in finished(compared.entrants)}
+    rows = []
+    for place, group in enumerate(compared.over_seeds):
+        text = quality[group.letters[0]]
+        values = [(group.quality, group.standard_error), (group.change, group.change_error)]
+        cells = [
+            Cell(f"{shown} ±{text.number(error)}", value)
+            for (value, error), shown in zip(
+                values, (text.shown(group.quality), points(group.change, text)), strict=True
+            )
+        ]
+        rows.append([Cell(", ".join(group.letters), place), Cell(f"{len(group.letters)}", len(group.letters)), *cells])
+    return Table("Means over seeds", ["runs", "seeds", "quality", "change"], rows, texts=(0,)) if rows else None
 
 
 def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, bool]]:

@@ -29,6 +29,7 @@ from prunus.run.folder import (
     parsed,
 )
 from prunus.run.network_shape import Node, read_network
+from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
 from prunus.run.summary import FORMAT, VERSION, Beginning, Summary
@@ -66,6 +67,7 @@ class FinishedRun:
     boxes: bytes | None  # a PNG of the boxes that a detector finds, before and after
     classes: ClassTable | None  # None if the task has no classes
     nodes: tuple[Node, ...]  # layers and where they meet
+    predictions: Predictions | None = None  # what each image adds to the quality; None if that is not known
 
     @property
     def command(self) -> Mapping[str, Any]:
@@ -117,6 +119,7 @@ def read_run(folder: str | Path) -> FinishedRun:
         boxes=(files.path / BOXES).read_bytes() if files.has(BOXES) else None,
         classes=read_record(path / CLASSES, ClassTable, CLASSES_FORMAT, 1) if files.has(CLASSES) else None,
         nodes=read_network(files),
+        predictions=read_predictions(path / PREDICTIONS),
     )
 
 

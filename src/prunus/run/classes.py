@@ -1,4 +1,4 @@
-"""The quality of each class before and after pruning: classes.json; and of a detector, pictures of its boxes."""
+"""The quality on the test images: of each class before and after (classes.json), of each image, and pictures of boxes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import nn
 from prunus.plots.boxes import draw_boxes
 from prunus.run.context import RunContext, class_names
 from prunus.run.folder import CLASSES
+from prunus.run.predictions import PREDICTIONS, Predictions, write_predictions
 from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
+from prunus.tasks.paired import ByImage, ImageValues
 from prunus.util.files import write_atomically
 from prunus.util.typed_json import to_data
 
@@ -56,10 +58,10 @@ class ClassTable:
 
 
 def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dict[str, Evaluation | None]:
-    """Quality of the networks "before" and "after" on the test images, None without them; writes classes.json.
+    """Quality of the networks "before" and "after" on the test images, None without them.
 
-    Classes are measured in the pass that also measures the quality; without test images, on the held-out ones. A
-    user-provided evaluation knows no classes.
+    Writes classes.json and predictions.safetensors. Classes and images are measured in the pass that also measures the
+    quality; without test images, on the held-out ones. A user-provided evaluation knows neither.
     """
     test, provided, by_class = context.data.test, context.settings.evaluate, context.task.by_class
     loader = context.data.holdout if test is None else test
@@ -68,23 +70,30 @@ def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dic
     if test is None and provided is not None:
         return tests
     phase = "classes" if test is None else "test"
-    known: dict[str, tuple[Evaluation, ClassFigures | None]] = context.evidence.tests
+    known: dict[str, tuple[Evaluation, ClassFigures | None, ImageValues | None]] = context.evidence.tests
+    values: dict[str, ImageValues | None] = dict.fromkeys(models)
     for done, (name, model) in enumerate(models.items()):
         context.say(phase, done, len(models))
         if name in known:
-            evaluation, sides[name] = known[name]
+            evaluation, sides[name], values[name] = known[name]
         elif provided is not None:
             evaluation = context.evaluate(model, loader)
         else:
-            evaluation, sides[name] = evaluate_by_class(model, loader, context.task)
+            images = ByImage(context.task)
+            evaluation, sides[name] = evaluate_by_class(model, loader, context.task, images.add)
+            values[name] = images.result()
         if name == "before":  # the same for all runs of one `Evidence`
-            known[name] = evaluation, sides[name]
+            known[name] = evaluation, sides[name], values[name]
         tests[name] = None if test is None else evaluation
     context.say(phase, len(models), len(models))
     if context.task.label_kind == "boxes" and provided is None and context.folder.writes:
         drawn = draw_boxes(models, loader, context.task, getattr(loader, "classes", None))
         if drawn is not None:
             write_atomically(context.folder.path / BOXES, drawn[0])
+    by_image = {name: each for name, each in values.items() if each is not None}
+    if by_image and context.folder.writes:
+        found = Predictions(by_image, "holdout" if test is None else "test", context.quality.name)
+        write_predictions(context.folder.path / PREDICTIONS, found)
     before, after = sides["before"], sides["after"]
     if by_class is not None and before is not None and after is not None:
         table = ClassTable(

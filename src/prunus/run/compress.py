@@ -29,6 +29,7 @@ from prunus.graph.plan import Plan, plans_of, same_origin
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
 from prunus.run.context import Baseline, Evidence, RunContext, RunData, first_image
+from prunus.run.differences import DIFFERENCES, differences
 from prunus.run.first_look import look_first
 from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
 from prunus.run.identity import ANSWERS, layers_digest, network_answers
@@ -334,6 +335,7 @@ def _summary(
     if folder.has(SUMMARY):
         read_record(folder.path / SUMMARY, Summary, FORMAT, VERSION)  # refuses what does not fit
         return folder.read(SUMMARY)
+    folder.write_text(DIFFERENCES, differences(context.settings, folder.about))
     summary = {"format": FORMAT, "version": VERSION, **to_data(summarise(context, plan, current, before, rounds))}
     folder.write(SUMMARY, summary)
     figures = {f"result/speedup {each['engine']} batch {each['batch']}": each["ratio"] for each in summary["speeds"]}

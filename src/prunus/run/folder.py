@@ -15,6 +15,8 @@ The folder of a pruning run:
     round-01/pictures.safetensors   a few channels on a few images, for the report
     model.safetensors, plan.json    the result, readable by prunus.load
     classes.json                    quality of each class before and after, if the task has classes
+    predictions.safetensors         what each test image adds to the quality before and after, for paired tests
+    differences.md                  how the run differs from the paper
     summary.json                    the result in numbers
 
 plan.json always uses the numbering of the original network, step-plan.json that of the network that the round

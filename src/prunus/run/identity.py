@@ -286,6 +286,16 @@ def _data_difference(old: Facts | None, new: Facts | None, name: str, loader: An
     return None
 
 
+def same_images(one: Facts | None, other: Facts | None) -> bool:
+    """Whether what is known of two sets of images agrees, up to the tolerance of pixels; what is not known does."""
+    one, other = one or {}, other or {}
+    if one.get("images") != other.get("images"):
+        return False
+    return all(
+        _alike(one[key], other[key], key) for key in ("shape", "labels", "pixels") if key in one and key in other
+    )
+
+
 def _alike(old: list[Any], new: list[Any], key: str) -> bool:
     """Whether at least half of the images agree: other data differ nearly everywhere, a rare random change does not."""
     if key == "shape":

@@ -126,7 +126,7 @@ def departures(
         units: Number of units that take part, to tell whether k is a third of them.
     """
     wanted = paper_settings(Settings(), data, model)
-    words_for_none = {"last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
+    words_for_none = {"lr": "by a short test", "last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
     lines = []
     for name in MAY_DIFFER:
         papers, here = getattr(wanted, name), getattr(settings, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +25,24 @@ from prunus.deciding.splits import uniform
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan
-from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.repairing.repair import repair
 from prunus.run.context import first_image
 from prunus.run.folder import CONFIG
+from prunus.run.predictions import Predictions, read_predictions, write_predictions
 from prunus.scoring.choice import ALL, ChosenMetric, choose_metrics, without_classes
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled
 from prunus.scoring.score import score
 from prunus.scoring.scores import Scores, load_scores, rank_correlation, save_scores
+from prunus.studies.effectiveness_tables import (
+    ERRORS,
+    PS,
+    STAGES,
+    Correlations,
+    as_latex,
+    draw_effectiveness,
+    write_correlations,
+)
 from prunus.studies.folder import (
     Provenance,
     StudyFolder,
@@ -46,26 +56,28 @@ from prunus.studies.folder import (
 from prunus.studies.settings import EffectivenessSettings
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation, inputs_alone
+from prunus.tasks.paired import ByImage, ImageValues, paired_test
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import digest
 from prunus.train.fit import fit
 from prunus.train.settings import preset_of
 from prunus.util.batches import Batches, device_of
-from prunus.util.files import write_atomically
 from prunus.util.options import plain, replaced
 from prunus.util.progress import PhaseProgress, phases, shown
 
-STAGES = {"accuracy": "before repair", "repaired": "after repair", "retrained": "after retraining"}
-SPREADS = {"accuracy": "spread", "repaired": "repaired_spread", "retrained": "retrained_spread"}
 BEFORE_REPAIR = ("accuracy", "top5", "loss", "test_images")
 MEASURED = (*BEFORE_REPAIR, "repaired", "retrained")
 TITLE = "Which metric picks the channels that can be removed?"
+ALPHA = 0.05  # of the paired tests
 
 RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
 
 
 def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
-    """One row per network, metric and ratio: means over the seeds, and standard deviations if there are several."""
+    """One row per network, metric and ratio: means over the seeds, and their standard errors if there are several.
+
+    The standard error of the mean of n seeds is their standard deviation / sqrt(n).
+    """
     groups: dict[tuple[Any, ...], list[StudyRow]] = {}
     for row in single:
         groups.setdefault((row["network"], row["metric"], row["ratio"]), []).append(row)
@@ -77,7 +89,8 @@ def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
         for stage in (stage for stage in STAGES if stage in first):
             values = [each[stage] for each in rows]
             row[stage] = round(mean(values), 4)
-            row[SPREADS[stage]] = round(stdev(values), 4) if len(values) > 1 else None
+            row[ERRORS[stage]] = round(stdev(values) / math.sqrt(len(values)), 4) if len(values) > 1 else None
+            row[PS[stage]] = None  # see `MetricComparison.against_the_best`
         row["top5"] = None if first["top5"] is None else round(mean(each["top5"] for each in rows), 4)
         row["loss"] = round(mean(each["loss"] for each in rows), 6)
         means.append(row)
@@ -141,7 +154,9 @@ class MetricComparison:
 
     def cuts(self) -> list[UniformCut]:
         """All rows of the study, including ratio 0, the unpruned network."""
-        each = itertools.product(self.graphs, self.settings.seeds, self.metrics, sorted({0.0, *self.settings.ratios}))
+        each = itertools.product(
+            self.graphs, self.settings.each_seed, self.metrics, sorted({0.0, *self.settings.ratios})
+        )
         return [UniformCut(network, metric, ratio, seed) for network, seed, metric, ratio in each]
 
     def run(self, rank: int, world: int) -> list[StudyRow]:
@@ -192,7 +207,7 @@ class MetricComparison:
             self.scores[path] = load_scores(path)
         return self.scores[path][cut.metric.name]
 
-    def correlations(self, network: str) -> Table:
+    def correlations(self, network: str) -> Correlations:
         """metric -> metric -> Spearman's rank correlation of their scores, averaged over the pruned units of both.
 
         Scores are those of the first sample; metrics without a file are left out.
@@ -239,12 +254,17 @@ class MetricComparison:
             if of:
                 self.progress("evaluate", number * of + done, total * of, note)
 
-        def measured(model: nn.Module) -> Evaluation:
-            return accuracy_of(model, graph, self.test, task, say)
+        def measured(model: nn.Module, stage: str) -> Evaluation:
+            images = ByImage(task)
+            found = accuracy_of(model, graph, self.test, task, say, images.add)
+            if (values := images.result()) is not None:
+                kept = Predictions({stage: values}, "test", task.measured.name)
+                write_predictions(self._predictions_path(cut, name, stage), kept)
+            return found
 
         model = pruned_or_same(graph, plan)
         if (cut.network, name) not in self.measured_before:  # once for all seeds that remove the same channels
-            result = measured(model)
+            result = measured(model, "accuracy")
             self.measured_before[cut.network, name] = {
                 "accuracy": round(factor * result.quality, 4),
                 "top5": None if result.top5 is None else round(100 * result.top5, 4),
@@ -259,7 +279,7 @@ class MetricComparison:
                 some = sampled(self.train, settings.num_repair_images, cut.seed, task)
                 self.samples[cut.seed] = inputs_alone(task, some)
             model = repair(graph, plan, self.samples[cut.seed], how=settings.repair, seed=cut.seed)
-            row["repaired"] = round(factor * measured(model).quality, 4)
+            row["repaired"] = round(factor * measured(model, "repaired").quality, 4)
         if settings.epochs:
             checkpoint, batches = self.folder.path / "checkpoints" / _digest(cut.key), self.retrain_on
             phase = f"retrain {cut.key}"
@@ -276,8 +296,47 @@ class MetricComparison:
                 ),
             )
             shutil.rmtree(checkpoint, ignore_errors=True)
-            row["retrained"] = round(factor * measured(retrained.model).quality, 4)
+            row["retrained"] = round(factor * measured(retrained.model, "retrained").quality, 4)
         return row
+
+    def _predictions_path(self, cut: UniformCut, plan: str, stage: str) -> Path:
+        """What each test image adds to the quality. Before repair it is the same for all seeds that cut alike."""
+        seed = "" if stage == "accuracy" else f",{cut.seed}"
+        return self.folder.path / "predictions" / f"{stage}-{_digest(f'{cut.network},{plan}{seed}')}.safetensors"
+
+    def against_the_best(self, rows: Sequence[StudyRow]) -> list[str]:
+        """Write into each row the p-value of a paired test against the best metric of its network, ratio and stage.
+
+        The networks of the first seed are compared, on the same test images. Returns a note for each stage and ratio:
+        which metrics cannot be told from the best one (p > 0.05).
+        """
+        task = task_of(self.settings.task)
+        chosen, notes = {metric.name: metric for metric in self.metrics}, []
+        for (network, stage), ratio in itertools.product(
+            itertools.product(self.graphs, (stage for stage in STAGES if stage in rows[0])), self.settings.ratios
+        ):
+            mine = [row for row in rows if (row["network"], row["ratio"]) == (network, ratio) and ratio > 0]
+            values: dict[str, ImageValues] = {}
+            for row in mine:
+                cut = UniformCut(network, chosen[row["metric"]], ratio, self.settings.seed)
+                plan = (self.folder.row(cut.key) or {}).get("plan", "")
+                found = read_predictions(self._predictions_path(cut, plan, stage))
+                if found is not None:
+                    values[row["metric"]] = found.of[stage]
+            if len(values) < 2:
+                continue
+            best = max((row for row in mine if row["metric"] in values), key=lambda row: float(row[stage]))["metric"]
+            alike = []
+            for row in mine:
+                if row["metric"] in values and row["metric"] != best:
+                    test = paired_test(values[best], values[row["metric"]], task.measured.value)
+                    row[PS[stage]] = float(f"{test.p:.3g}")
+                    alike += [row["metric"]] if test.p > ALPHA else []
+            others = f"and not told from it (p > {ALPHA}): {', '.join(alike)}" if alike else "and told from all others"
+            notes.append(
+                f"{network}, {STAGES[stage]}, {ratio:.0%} removed: {best} is the best, {others}, by paired tests."
+            )
+        return notes
 
     def _same_measurement(self, cut: UniformCut, plan: str) -> str:
         """Key that rows with equal measurements share. Repair and retraining depend on the seed, a cut does not."""
@@ -295,72 +354,6 @@ def units_to_prune(graph: ChannelGraph, which: Literal["inner", "all"]) -> list[
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# -- pictures
-
-FILE = "correlations.csv"
-Table = dict[str, dict[str, float]]
-
-
-def write_correlations(tables: Mapping[str, Table], folder: Path) -> list[dict[str, str]]:
-    """Write the tables of all networks as CSV, and one picture for each. Returns the pictures."""
-    lines, pictures = [], []
-    for number, (network, table) in enumerate(tables.items()):
-        lines.append(",".join(["network", "metric", *table]))
-        lines += [",".join([network, a, *(f"{value:.4f}" for value in row.values())]) for a, row in table.items()]
-        if len(table) < 2:
-            continue
-        names = list(table)
-        side = max(2.5, min(PAGE, 0.26 * len(names) + 1.4))
-        fig, axes = figure(side + 0.6, side)
-        with styled():
-            shown: Any = axes.imshow([[table[a][b] for b in names] for a in names], cmap="RdBu", vmin=-1, vmax=1)
-            axes.set_xticks(range(len(names)), names, rotation=90)
-            axes.set_yticks(range(len(names)), names)
-            axes.grid(False)
-            axes.set_title(f"{network}, rank correlation")
-            fig.colorbar(shown, ax=axes, shrink=0.7)
-        picture = {
-            "file": save(fig, folder, f"correlations-{number + 1}"),
-            "alt": f"Rank correlation between {len(names)} metrics on {network}, as a table of colours.",
-            "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units that "
-            f"are pruned (first sample). The numbers are in {FILE}.",
-        }
-        pictures.append(picture)
-    write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
-    return pictures
-
-
-def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText = ACCURACY) -> dict[str, str]:
-    """Accuracy, or another quality, against the fraction removed: networks side by side, stages below each other."""
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    metrics = list(dict.fromkeys(row["metric"] for row in rows))
-    stages = [stage for stage in STAGES if stage in rows[0]]
-    height = max((3.4 if len(stages) == 1 else 2.7) * len(stages), 0.21 * len(metrics) + 0.6)  # room for the legend
-    fig, axes = figure(PAGE, height, len(stages), len(networks), squeeze=False, sharex=True, sharey="row")
-    means = {m: mean(row["accuracy"] for row in rows if row["metric"] == m) for m in metrics}
-    for i, stage in enumerate(stages):
-        for j, network in enumerate(networks):
-            for metric in sorted(metrics, key=lambda metric: -means[metric]):  # the order of the legend: best first
-                some = [row for row in rows if (row["network"], row["metric"]) == (network, metric)]
-                some.sort(key=lambda row: float(row["ratio"]))
-                places, values = [100 * row["ratio"] for row in some], [row[stage] for row in some]
-                spread = [row[SPREADS[stage]] for row in some]
-                bars: Mapping[str, Any] = {} if None in spread else {"yerr": spread, "capsize": 2, "elinewidth": 0.8}
-                axes[i, j].errorbar(places, values, label=metric, **line(metrics.index(metric)), **bars)
-            with styled():
-                axes[i, j].set_title(f"{network}, {STAGES[stage]}")
-        axes[i, 0].set_ylabel(text.axis)
-    for one in axes[-1]:
-        one.set_xlabel("channels removed (%)")
-    legend(fig, axes[0, 0])
-    return {
-        "file": save(fig, folder, "accuracy"),
-        "alt": f"{text.title} against the fraction of channels removed, one line for each of {len(metrics)} metrics.",
-        "caption": f"{text.title} after each metric has removed the same fraction of every unit. Error bars are "
-        "standard deviations over seeds, if there are several.",
-    }
 
 
 def effectiveness(
@@ -402,7 +395,7 @@ def effectiveness(
         compared = without_classes(compared, task)
     networks = {name: digest(model) for name, model in named.items()}
     asked = {**plain(chosen), "metrics": [one.name for one in compared], "networks": networks}
-    place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "num_seeds"))
+    place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "seeds", "num_seeds"))
     with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
             place.start({"train": train, "test": test})
@@ -413,6 +406,7 @@ def effectiveness(
         comparison = MetricComparison(place, chosen, compared, graphs, train, retrain_on or train, measure_on, report)
         single = comparison.run(rank, world)
         rows = averaged(single)
+        told = comparison.against_the_best(rows)
         if rank == 0:
             alike = {network: comparison.correlations(network) for network in graphs}
             text = QualityText.of(task)
@@ -425,13 +419,17 @@ def effectiveness(
                 "macs_removed": "fraction of MACs removed",
                 "params_removed": "fraction of weights removed",
                 value: f"{text.name} before repair{unit}",
-                "spread": "standard deviation over seeds",
+                "standard_error": "standard error over seeds",
+                "p": "p against the best",
                 "top5": "top-5 (%)",
                 "repaired": f"{text.name} after repair{unit}",
-                "repaired_spread": "standard deviation",
+                "repaired_standard_error": "standard error over seeds",
+                "repaired_p": "p against the best",
                 "retrained": f"{text.name} after retraining{unit}",
-                "retrained_spread": "standard deviation",
+                "retrained_standard_error": "standard error over seeds",
+                "retrained_p": "p against the best",
             }
             pictures = [draw_effectiveness(rows, place.path, text), *write_correlations(alike, place.path)]
-            place.finish(TITLE, named_rows, pictures, sentences(rows, single, text), columns=columns)
+            notes = [*sentences(rows, single, text), *told]
+            place.finish(TITLE, named_rows, pictures, notes, columns=columns, latex=as_latex(rows, text))
     return rows

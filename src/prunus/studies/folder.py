@@ -4,6 +4,8 @@ config.json             {"study", "asked", "versions", "command", "data"}
 rows/KEY.json           one finished row per file, so that a stopped study can continue and processes can share it
 study.json, table.csv   the result: {"study", "title", "asked", "command", "versions", "rows", "columns",
                         "pictures", "notes"}
+table.tex               the table for a paper
+predictions/            what each test image adds to the quality, for paired tests (effectiveness)
 NAME.svg, NAME.png      the pictures
 """
 
@@ -32,15 +34,16 @@ from prunus.run.identity import DATA, Loaders
 from prunus.run.summary import versions
 from prunus.ship.fold import fold_batch_norm
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
+from prunus.tasks.evaluate import Evaluation, QualitySums, See, each_answer, unpack_for
 from prunus.util import files
 from prunus.util.batches import Batch, Batches, order_channels_last
 from prunus.util.files import read_object, write_atomically
 from prunus.util.processes import processes, rank_and_world
 from prunus.util.progress import Progress
+from prunus.util.tables import latex_table
 from prunus.util.typed_json import to_data
 
-STUDY, TABLE, ROWS = "study.json", "table.csv", "rows"
+STUDY, TABLE, LATEX, ROWS = "study.json", "table.csv", "table.tex", "rows"
 LONGEST_NAME = 120  # characters of a row's file name; longer keys, and keys with other characters, get a hash
 
 StudyRow = dict[str, Any]
@@ -133,8 +136,9 @@ class StudyFolder(ResumableFolder):
         notes: Sequence[str] = (),
         *,
         columns: Mapping[str, str] | None = None,
+        latex: str | None = None,
     ) -> Path:
-        """Write study.json and table.csv; only the first process does.
+        """Write study.json, table.csv and table.tex; only the first process does.
 
         Args:
             title: Of the study.
@@ -142,6 +146,7 @@ class StudyFolder(ResumableFolder):
             pictures: {"file" (the SVG; a PNG of the same name is next to it), "alt", "caption"}.
             notes: Sentences.
             columns: Key -> heading; the key itself by default.
+            latex: The table for a paper; all rows and columns by default.
 
         Returns:
             The folder.
@@ -168,8 +173,31 @@ class StudyFolder(ResumableFolder):
                 "pictures": pictures,
                 "notes": notes,
             }
+            if latex is None:
+                latex = rows_as_latex(rows, result["columns"], title)
+            self.write_text(LATEX, latex)
             self.write(STUDY, result)
         return self.path
+
+
+def text_cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells as text, without empty columns; numbers with four digits."""
+
+    def cell(value: Any) -> str:
+        if value is None or value != value:
+            return "–"
+        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+    shown = [key for key in columns if any(row[key] not in (None, "") for row in rows)]
+    return [columns[key] for key in shown], [[cell(row[key]) for key in shown] for row in rows]
+
+
+def rows_as_latex(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], caption: str) -> str:
+    """Rows as a LaTeX table."""
+    titles, cells = text_cells(rows, columns)
+    words = {columns[key] for key in columns if any(isinstance(row[key], str) for row in rows)}
+    numbers = [place for place, title in enumerate(titles) if title not in words]
+    return latex_table(titles, cells, numbers, caption=caption)
 
 
 def as_csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -248,13 +276,30 @@ def pruned_or_same(graph: ChannelGraph, plan: Plan) -> nn.Module:
 
 
 def accuracy_of(
-    model: nn.Module, graph: ChannelGraph, test: Batches, task: Task | None = None, progress: Progress | None = None
+    model: nn.Module,
+    graph: ChannelGraph,
+    test: Batches,
+    task: Task | None = None,
+    progress: Progress | None = None,
+    also: See | None = None,
 ) -> Evaluation:
-    """The result of `prunus.evaluate` for a pruned version of the graph's network, in less time."""
+    """The result of `prunus.evaluate` for a pruned version of the graph's network, in less time.
+
+    also: Sees outputs, labels and the number of images of each batch.
+    """
     if model is not graph.model:  # a faster copy with the same output
         try:
             model = fold_batch_norm(model, graph.example)
         except (ModelError, TraceError):  # keep batch norms that cannot be folded
             model = copy.deepcopy(model)
         model = order_channels_last(model)
-    return evaluate(model, test, task=task, progress=progress)
+    chosen = task_of(task)
+    sums = QualitySums(chosen)
+
+    def see(outputs: Any, labels: Any, count: int) -> None:
+        sums.add(outputs, labels, count)
+        if also is not None:
+            also(outputs, labels, count)
+
+    each_answer(model, test, chosen, see, progress)
+    return sums.evaluation()

@@ -24,7 +24,7 @@ class EffectivenessSettings(StreamSettings):
 
     metrics: names, with options if needed ("gsd:ridge=0.5"), your own functions, or "all".
     ratios: fractions removed of every unit. The unpruned network (ratio 0) is always measured.
-    The seeds are seed, seed + 1, ..., one for each of num_seeds samples.
+    seeds: how many samples of images, with the seeds seed, seed + 1, ...
     """
 
     metrics: tuple[str | Callable[..., Any], ...] = option(
@@ -58,8 +58,12 @@ class EffectivenessSettings(StreamSettings):
         least=1,
     )
     memory: str = option("2G", "Memory for whole feature maps, such as 4G", group="Channels", valid=maps_memory)
-    num_seeds: int = option(
-        1, "Number of samples of images; with several, the table has standard deviations", group="Channels", least=1
+    seeds: int = option(
+        1,
+        "Number of seeds of samples, repairs and retrainings; with several, tables have means and standard errors",
+        group="Channels",
+        everyday=True,
+        least=1,
     )
     repair: str = option(
         "none",
@@ -75,9 +79,9 @@ class EffectivenessSettings(StreamSettings):
     seed: int = option(0, "Seed of samples, held-out images and order", group="Output", least=0)
 
     @property
-    def seeds(self) -> range:
+    def each_seed(self) -> range:
         """The seeds of all samples."""
-        return range(self.seed, self.seed + self.num_seeds)
+        return range(self.seed, self.seed + self.seeds)
 
     def check(self) -> None:
         """Raise DecideError at once for what would otherwise fail after hours."""

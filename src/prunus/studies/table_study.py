@@ -13,6 +13,7 @@ from prunus.plots.style import COLOURS, INK, PAGE, figure, save, styled
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
 from prunus.studies.folder import StudyFolder, StudyRow, as_csv
 from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
+from prunus.util.tables import latex_table, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,10 +157,19 @@ def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> t
 def as_markdown(rows: Sequence[StudyRow]) -> str:
     """A markdown table, with runs in bold."""
     titles, cells = as_cells(rows)
-    lines = [titles, ["---"] * len(titles)]
-    for row, line in zip(rows, cells, strict=True):
-        lines.append([f"**{cell}**" for cell in line] if row["source"] == OWN else line)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    bold = [
+        [f"**{cell}**" for cell in line] if row["source"] == OWN else line
+        for row, line in zip(rows, cells, strict=True)
+    ]
+    return markdown_table(titles, bold)
+
+
+def as_latex(rows: Sequence[StudyRow]) -> str:
+    """A LaTeX table; runs are told from published rows by their source."""
+    titles, cells = as_cells(rows)
+    words = {COLUMNS[key] for key in ("network", "data", "method", "by", "source")}
+    numbers = [place for place, title in enumerate(titles) if title not in words]
+    return latex_table(titles, cells, numbers, caption="Runs among published results.", label="tab:published")
 
 
 def short(number: float) -> str:
@@ -180,7 +190,12 @@ def write_table(results: ResultsTable, folder: StudyFolder) -> Path:
     folder.start()
     pictures = draw_table(results, folder.path)
     return folder.finish(
-        "Runs compared with the paper's tables", results.rows, pictures, results.notes, columns=COLUMNS
+        "Runs compared with the paper's tables",
+        results.rows,
+        pictures,
+        results.notes,
+        columns=COLUMNS,
+        latex=as_latex(results.rows),
     )
 
 

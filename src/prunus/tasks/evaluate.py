@@ -324,12 +324,16 @@ class ClassFigures:
     complete: bool = True  # whether `confused` lists all
 
 
-def evaluate_by_class(model: nn.Module, loader: Batches, task: Task) -> tuple[Evaluation, ClassFigures | None]:
-    """The quality of all images, and of each class if the task has classes, in one pass."""
+def evaluate_by_class(
+    model: nn.Module, loader: Batches, task: Task, also: See | None = None
+) -> tuple[Evaluation, ClassFigures | None]:
+    """The quality of all images, and of each class if the task has classes, in one pass. `also` sees each batch too."""
     sums, how, total = QualitySums(task), task.by_class, list[Tensor]()  # counts so far, on the device of the network
 
     def see(outputs: Any, labels: Any, count: int) -> None:
         sums.add(outputs, labels, count)
+        if also is not None:
+            also(outputs, labels, count)
         if (
             how is None
             or how.counts is None

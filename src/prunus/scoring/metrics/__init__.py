@@ -57,6 +57,7 @@ class Metric(Entry):
         takes_scatter: With maps, a scatter is enough where it is smaller than whole maps.
         saturates: With maps, fewer images than pixels give all channels nearly the same score.
         adds_up: Scores are errors that add up when channels are removed from the lowest score upwards.
+        cites: What to cite: keys of src/prunus/scoring/references.bib.
     """
 
     needs: Need
@@ -65,6 +66,7 @@ class Metric(Entry):
     takes_scatter: bool = False
     saturates: bool = False
     adds_up: bool = False
+    cites: tuple[str, ...] = ()
 
 
 def function_metric(function: Callable[..., Any]) -> Metric:

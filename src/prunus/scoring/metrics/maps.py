@@ -177,16 +177,24 @@ DI = Metric(
     help="Discriminant information (Kung, Hou and Liu 2019)",
     needs="maps",
     score=di,
+    cites=("kung2019methodical",),
     takes_scatter=True,
     saturates=True,
 )
-MMD = Metric(name="mmd", help="Maximum mean discrepancy (Gretton et al. 2012)", needs="maps", score=mmd)
+MMD = Metric(
+    name="mmd",
+    help="Maximum mean discrepancy (Gretton et al. 2012)",
+    needs="maps",
+    score=mmd,
+    cites=("gretton2012kernel",),
+)
 HRANK = Metric(
     name="hrank",
     help="Average rank of the feature maps (HRank, Lin et al. 2020)",
     needs="maps",
     needs_classes=False,
     score=hrank,
+    cites=("lin2020hrank",),
 )
 CHIP = Metric(
     name="chip",
@@ -194,4 +202,5 @@ CHIP = Metric(
     needs="maps",
     needs_classes=False,
     score=chip,
+    cites=("sui2021chip",),
 )

@@ -101,12 +101,40 @@ def reader_energy(channels: Channels) -> Tensor:
     return (m2 / count + mean.square()) * channels.reader_norms
 
 
-GSD = Metric(name="gsd", help="Generalised symmetric divergence, the paper's metric", needs="moments", score=gsd)
-FDR = Metric(name="fdr", help="Generalised Fisher discriminant ratio", needs="moments", score=fdr)
-ABS_SNR = Metric(name="abs_snr", help="Generalised absolute signal-to-noise ratio", needs="moments", score=abs_snr)
-TTEST = Metric(name="ttest", help="Generalised Student's t-test (Welch's form)", needs="moments", score=ttest)
+GSD = Metric(
+    name="gsd",
+    help="Generalised symmetric divergence, the paper's metric",
+    needs="moments",
+    score=gsd,
+    cites=("liu2020rethinking",),
+)
+FDR = Metric(
+    name="fdr",
+    help="Generalised Fisher discriminant ratio",
+    needs="moments",
+    score=fdr,
+    cites=("liu2020rethinking", "pavlidis2001gene"),
+)
+ABS_SNR = Metric(
+    name="abs_snr",
+    help="Generalised absolute signal-to-noise ratio",
+    needs="moments",
+    score=abs_snr,
+    cites=("liu2020rethinking", "golub1999molecular"),
+)
+TTEST = Metric(
+    name="ttest",
+    help="Generalised Student's t-test (Welch's form)",
+    needs="moments",
+    score=ttest,
+    cites=("liu2020rethinking", "lehmann2006testing"),
+)
 GSD_READER = Metric(
-    name="gsd_reader", help="(G-SD + 1) x norm of the readers' weights", needs="moments", score=gsd_reader
+    name="gsd_reader",
+    help="(G-SD + 1) x norm of the readers' weights",
+    needs="moments",
+    score=gsd_reader,
+    cites=("liu2020rethinking", "prunus"),
 )
 ACT_VARIANCE = Metric(
     name="act_variance",
@@ -114,6 +142,7 @@ ACT_VARIANCE = Metric(
     needs="moments",
     needs_classes=False,
     score=act_variance,
+    cites=("prunus",),
 )
 READER_ENERGY = Metric(
     name="reader_energy",
@@ -121,4 +150,5 @@ READER_ENERGY = Metric(
     needs="moments",
     needs_classes=False,
     score=reader_energy,
+    cites=("prunus",),
 )

@@ -284,17 +284,20 @@ THINET = Metric(
     help="Greedy choice by the error of the next layer's output (ThiNet, Luo et al. 2017)",
     needs="contributions",
     score=thinet,
+    cites=("luo2017thinet",),
 )
 CP = Metric(
     name="cp",
     help="LASSO choice of channels that rebuild the next layer's output (CP, He et al. 2017)",
     needs="contributions",
     score=cp,
+    cites=("he2017channel",),
 )
 REBUILT = Metric(
     name="rebuilt",
     help="Error that remains after the readers' weights are re-solved without the channel; needs no labels",
     needs="reader_inputs",
     score=rebuilt,
+    cites=("prunus", "hassibi1993second"),
     adds_up=True,
 )

@@ -83,16 +83,23 @@ def nisp(importance: Tensor) -> Tensor:
     return importance
 
 
-L1 = Metric(name="l1", help="L1 norm of the filters (Li et al. 2017)", needs="filters", score=l1)
-L2 = Metric(name="l2", help="L2 norm of the filters", needs="filters", score=l2)
+L1 = Metric(
+    name="l1", help="L1 norm of the filters (Li et al. 2017)", needs="filters", score=l1, cites=("li2017pruning",)
+)
+L2 = Metric(name="l2", help="L2 norm of the filters", needs="filters", score=l2, cites=("li2017pruning",))
 FPGM = Metric(
-    name="fpgm", help="Distance from the geometric median of the filters (He et al. 2019)", needs="filters", score=fpgm
+    name="fpgm",
+    help="Distance from the geometric median of the filters (He et al. 2019)",
+    needs="filters",
+    score=fpgm,
+    cites=("he2019filter",),
 )
 BN_SCALE = Metric(
     name="bn_scale",
     help="Scale of the batch norm after the filter (network slimming, Liu et al. 2017)",
     needs="filters",
     score=bn_scale,
+    cites=("liu2017learning",),
 )
 RANDOM = Metric(name="random", help="Random scores, a baseline", needs="nothing", score=random)
 TAYLOR = Metric(
@@ -100,19 +107,26 @@ TAYLOR = Metric(
     help="First-order Taylor expansion on weights (Molchanov et al. 2019)",
     needs="gradients",
     score=taylor,
+    cites=("molchanov2019importance",),
 )
 FISHER = Metric(
-    name="fisher", help="Fisher information of a channel's gate (Theis et al. 2018)", needs="gradients", score=fisher
+    name="fisher",
+    help="Fisher information of a channel's gate (Theis et al. 2018)",
+    needs="gradients",
+    score=fisher,
+    cites=("theis2018faster",),
 )
 DCP = Metric(
     name="dcp",
     help="Gradient of discrimination-aware losses at inner layers (DCP, Zhuang et al. 2018)",
     needs="discrimination",
     score=dcp,
+    cites=("zhuang2018discrimination",),
 )
 NISP = Metric(
     name="nisp",
     help="Importance propagated back from the features that the classifier reads (NISP, Yu et al. 2018)",
     needs="importance",
     score=nisp,
+    cites=("yu2018nisp", "roffo2015infinite"),
 )
