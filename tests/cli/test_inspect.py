@@ -81,7 +81,9 @@ def test_a_plan(tmp_path: Path) -> None:
     facts = json.loads(prunus("inspect", "resnet20", "--plan", tmp_path / "plan.json", "--json").stdout)
     assert facts["pruned"]["macs"] == left
     said = lines(prunus("inspect", "resnet20", "--plan", tmp_path / "plan.json", columns=200))
-    assert said[1].startswith(f"with the plan: {left / 1e6:.2f} M MACs ({100 * (1 - left / graph.macs):.1f}% removed)")
+    # Conv1 of the first block reads 16 maps of 32 x 32 and writes 16, which its norm reads while the stream waits.
+    assert facts["memory"] == 3 * 16 * 32 * 32 * 4 and "peak of activations: 192.0 KiB for one image" in said[1]
+    assert said[2].startswith(f"with the plan: {left / 1e6:.2f} M MACs ({100 * (1 - left / graph.macs):.1f}% removed)")
     assert any(line.startswith("layer1.0.conv1 ") and "⇒" in line and "75.0%" in line for line in said)
     units = {line.split()[0]: line.split()[-1] for line in said if ":" in line.split(" ")[0]}
     assert units["layer1.0.conv1:out"] == "12" and units["layer2.0.conv1:in"] == "6"

@@ -103,7 +103,7 @@ def test_a_cost_that_a_user_registers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(COSTS, "_registered", {})
     COSTS.register(CostEntry(name="channels", help="Number of channels that are kept", of=channel_count))  # type: ignore[arg-type]
-    assert list(COSTS) == ["channels", "latency", "macs", "params"]
+    assert list(COSTS) == ["channels", "latency", "macs", "memory", "params"]
     check_settings(Settings(target=0.5, cost="channels"))
     graph = pr.trace(nets.Residual().eval(), torch.zeros(1, 3, 8, 8))  # conv1:in 4, conv1:out 6, fc:in 4
     scores = Scores("rising", {name: np.arange(unit.width, dtype=float) for name, unit in graph.units.items()})
@@ -128,7 +128,7 @@ def test_listing_the_registries_does_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("cost", "words"),
     [
-        (3, "a cost is one of latency, macs, params, or a function of kept channels .* got int"),
+        (3, "a cost is one of latency, macs, memory, params, or a function of kept channels .* got int"),
         (None, "got NoneType"),
         (lambda: 1.0, "your cost <lambda> is called with the kept channels, but: too many positional arguments"),
         (lambda keep: None, "your cost <lambda> must return a finite number for kept channels, and returned NoneType"),

@@ -16,7 +16,7 @@ from prunus.cli.options import Classes, Original, options_from_settings
 from prunus.errors import RunError
 from prunus.timing.engines import ENGINES
 from prunus.util.options import option
-from prunus.util.text import count
+from prunus.util.text import bytes_text, count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,7 +122,12 @@ def _record(result: Benched) -> dict[str, Any]:
         for row in result.rows
     ]
     networks = {
-        name: {"macs": profile.macs, "selections": profile.selections, "shares": dict(profile.shares)}
+        name: {
+            "macs": profile.macs,
+            "memory": profile.memory,
+            "selections": profile.selections,
+            "shares": dict(profile.shares),
+        }
         for name, profile in result.profiles.items()
     }
     return {"threads": result.threads, "rows": rows, "networks": networks, "notes": result.notes}
@@ -151,8 +156,10 @@ def _print(result: Benched) -> None:
         ratio = f"{whole / profile.macs:.2f}x fewer" if whole and profile.macs else ""
         largest = list(profile.shares.items())[:6]
         where = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in largest if share >= 0.005)
-        rows.append([name, macs, ratio, str(profile.selections), where])
-    titles = ["network", "MACs", "", "selections", "where the time goes (eager, largest batch)"]
-    console.print(table(titles, rows, {"MACs", "", "selections"}))
+        memory = "not known" if profile.memory is None else bytes_text(profile.memory)
+        rows.append([name, macs, ratio, memory, str(profile.selections), where])
+    titles = ["network", "MACs", "", "activations", "selections", "where the time goes (eager, largest batch)"]
+    console.print(table(titles, rows, {"MACs", "", "activations", "selections"}))
     say(f"{count(result.threads, 'thread')}; ms is the median, spread the distance between the quartiles;")
+    say("activations: bytes for one image at their peak, without weights;")
     say("speed: relative to the first network, with the 95% interval of the ratio")

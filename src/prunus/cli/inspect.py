@@ -35,7 +35,7 @@ from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES, default_engine
 from prunus.util.files import SCORES, SENSITIVITY, refuse_others, refuse_overwriting
 from prunus.util.options import names, option
-from prunus.util.text import big_number, percent
+from prunus.util.text import big_number, bytes_text, percent
 from prunus.zoo.names import known_models
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ def frozen_lines(frozen: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | None, classes: int | None) -> Answer:
     from prunus.graph.channel_graph import trace
+    from prunus.graph.memory import peak_of
     from prunus.graph.plan import Plan
     from prunus.run.checkup import shapes_of
 
@@ -229,6 +230,9 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
     cost = None if plan is None else graph.cost(plan)
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
     console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")
+    peak = peak_of(graph)
+    if peak is not None:
+        say(f"peak of activations: {bytes_text(peak)} for one image, at {graph.memory.where()}")
     if cost is not None:
         say(
             f"with the plan: {big_number(cost.macs)} MACs ({_removed(graph.macs, cost.macs)} removed), "
@@ -253,7 +257,14 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
         reasons.setdefault(reason, []).append(name)
     for line in frozen_lines(reasons):
         console.print(f"  {line}")
-    return Answer(_record(named.typed, graph, cost))
+    pruned = None if plan is None else peak_of(graph, plan.keep)
+    if pruned is not None:
+        say(f"\npeak of activations with the plan: {bytes_text(pruned)}")
+    record = _record(named.typed, graph, cost)
+    record["memory"] = peak
+    if "pruned" in record:
+        record["pruned"]["memory"] = pruned
+    return Answer(record)
 
 
 def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:

@@ -40,6 +40,32 @@ class LayeredCost:
         return self.total(keep)
 
 
+@dataclass(frozen=True)
+class PeakCost:
+    """A cost that is the largest of several sums, such as the memory at each call of a network. It is a `CostOf`.
+
+    The optimiser lowers the largest sum to the budget, then the one that is the largest by then, until all are within
+    it: what a unit has lost for an earlier sum costs no further error.
+
+    Attributes:
+        sums: Kept channels -> each of the sums.
+        one: (number of a sum, kept channels) -> that sum.
+    """
+
+    sums: Callable[[Mapping[str, Sequence[int]]], Any]
+    one: Callable[[int, Mapping[str, Sequence[int]]], float]
+    name: str = "own"
+
+    def __call__(self, keep: Mapping[str, Sequence[int]]) -> float:
+        """The cost of the network when units keep these channels."""
+        return float(max(self.sums(keep)))
+
+    def largest(self, keep: Mapping[str, Sequence[int]]) -> CostOf:
+        """The sum that is the largest for these channels, as a cost."""
+        values = list(self.sums(keep))
+        return functools.partial(self.one, values.index(max(values)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostEntry(Entry):
     """A cost by name. `of(graph)` gives the function from kept channels to cost; it may measure first."""
@@ -60,7 +86,7 @@ def cost_function(graph: ChannelGraph, cost: str | CostOf | CostEntry) -> CostOf
     """The cost as a function of kept channels. What a user-provided function returns must be numbers."""
     entry = COSTS.find(cost) if isinstance(cost, str) else cost
     found: Any = entry.of(graph) if isinstance(entry, CostEntry) else entry
-    if isinstance(found, LayeredCost):
+    if isinstance(found, LayeredCost | PeakCost):
         return found
     if not callable(found):
         where = f"{cost} must return one for a graph, and returned" if isinstance(entry, CostEntry) else "got"
@@ -98,7 +124,7 @@ def widths_of(cost: CostOf) -> Mapping[str, tuple[int, ...]]:
 
 def name_of(cost: str | CostOf) -> str:
     """What a cost is called in tables and files."""
-    if isinstance(cost, LayeredCost | CostEntry):
+    if isinstance(cost, LayeredCost | PeakCost | CostEntry):
         return cost.name
     return getattr(cost, "__name__", "own") if callable(cost) else cost
 
@@ -148,6 +174,11 @@ def _measured(graph: ChannelGraph) -> LayeredCost:
     return table_cost(graph, latency_table(graph))
 
 
+def _memory(graph: ChannelGraph) -> PeakCost:
+    """Bytes of activations for one image, at the call where they are most."""
+    return PeakCost(graph.memory.at_calls, graph.memory.at_call, "memory")
+
+
 MACS = CostEntry(
     name="macs",
     help="Multiply-adds of convolutions and linear layers per image",
@@ -156,6 +187,7 @@ MACS = CostEntry(
 PARAMS = CostEntry(
     name="params", help="Weights of convolutions and linear layers", of=functools.partial(_counted, "params")
 )
+MEMORY = CostEntry(name="memory", help="Peak of the activations in bytes, for one image", of=_memory)
 LATENCY = CostEntry(
     name="latency",
     help="Seconds per batch, from a table of layer timings measured on this machine",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from prunus.deciding.costs import CostOf, cost_function, name_of, table_cost
 from prunus.errors import DecideError
-from prunus.util.options import normalise, option
+from prunus.util.options import normalise, option, parse_memory
+from prunus.util.text import bytes_text
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -25,9 +26,15 @@ def parse_number(text: str) -> float:
         raise DecideError(f"expected a number such as 63M, 400K or 2.3G, got {text!r}") from error
 
 
+def parse_bytes(text: str | int) -> int:
+    """'256K' as 256 * 1024 bytes."""
+    return parse_memory(text, least=1)
+
+
 @dataclass(frozen=True)
 class Goal:
-    """Where pruning ends: one of speedup, target, macs, params and ratio. max_drop can be added, or be the only goal.
+    """Where pruning ends: one of speedup, target, macs, params, max_memory and ratio. max_drop can be added, or be the
+    only goal.
 
     Attributes:
         speedup: How many times as fast the network becomes, measured in an engine.
@@ -35,6 +42,7 @@ class Goal:
             task whose quality is not in per cent, it is in the unit of the quality.
         target: Fraction of the MACs to remove.
         macs, params: MACs or weights to keep, as a number or as text such as "63M".
+        max_memory: Bytes of activations for one image at their peak, as a number or as text such as "256K".
         ratio: Fraction of the channels to remove from every unit, in one round.
     """
 
@@ -54,6 +62,9 @@ class Goal:
     )
     macs: float | None = option(None, "MACs to keep, for example 63M", group="Goal", above=0, parse=parse_number)
     params: float | None = option(None, "Weights to keep, for example 400K", group="Goal", above=0, parse=parse_number)
+    max_memory: float | None = option(
+        None, "Peak of the activations of one image, for example 256K bytes", group="Goal", above=0, parse=parse_bytes
+    )
     ratio: float | None = option(
         None, "Fraction of channels to remove from every unit, in one round", group="Goal", above=0, below=1
     )
@@ -78,7 +89,7 @@ class Goal:
         if len(given) > 1:
             raise DecideError(f"give one goal, not {len(given)}: {', '.join(given)}")
         if not self.given:
-            raise DecideError("give a goal: target, speedup, macs, params, max_drop or ratio")
+            raise DecideError("give a goal: target, speedup, macs, params, max_memory, max_drop or ratio")
         if self.target is not None:
             return Budget("macs", (1 - self.target) * graph.macs, graph.macs)
         if self.speedup is not None:
@@ -94,6 +105,14 @@ class Goal:
                         f"the network meets the goal already: it has {whole:,} {name}, and the goal is {left:,.0f}"
                     )
                 return Budget(name, float(left), whole)
+        if self.max_memory is not None:
+            peak = graph.memory.peak()
+            if self.max_memory >= peak:
+                asked = bytes_text(self.max_memory)
+                raise DecideError(
+                    f"the network meets the goal already: it takes {bytes_text(peak)}, and may take {asked}"
+                )
+            return Budget("memory", float(self.max_memory), peak)
         if table is not None:  # the fastest that loses no more than max_drop
             return Budget("latency", None, table.predict(graph, {}), table)
         return Budget("macs", None, graph.macs)
@@ -128,6 +147,12 @@ class Budget:
             return (
                 f"a speed-up of {self.whole / left:.2f}x is out of reach: by the times of its layers, the fastest that "
                 f"pruning can make the network is {self.whole / least:.2f}x. Ask for less, or exclude fewer units."
+            )
+        if name_of(self.cost) == "memory":
+            return (
+                f"{bytes_text(left)} of activations are out of reach: with every unit at its floor, "
+                f"{bytes_text(least)} of {bytes_text(self.whole)} are left. Ask for less, or exclude fewer units; "
+                'channels that run through additions are removed with streams="coupled"'
             )
         return (
             f"removing {1 - left / self.whole:.1%} of the {name_of(self.cost)} is out of reach: with every unit at its "

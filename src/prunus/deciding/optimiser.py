@@ -6,12 +6,12 @@ minimise over picks    sum of errors    subject to    cost <= room
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prunus.deciding.costs import CostOf
+from prunus.deciding.costs import CostOf, PeakCost
 from prunus.deciding.problem import Floats, Ints, Problem, problem_of, some_choices
 from prunus.deciding.widths import Cutter, Kept
 
@@ -25,6 +25,7 @@ MOST_MOVES = 400  # of single units and pairs at the end
 MOST_PAIRED = 1500  # single moves that are tried in pairs
 MOST_PAIRS = 50  # pairs whose true cost is computed
 CORRECTIONS = 8  # of the room, where the problem's cost differs from the network's
+PEAK_BISECTIONS = 8  # of the room for all sums of a `PeakCost` that are too large
 AIM = 0.998  # of the budget, after a correction: the room may approach the right one from above
 TINY = 1e-300
 
@@ -37,6 +38,8 @@ def keep_within(cutter: Cutter, names: Sequence[str], cost: CostOf, left: float)
 
     Units with many choices are searched in two stages: among choices that are evenly spread, then around the best.
     """
+    if isinstance(cost, PeakCost):
+        return _peaks_within(cutter, names, cost, left)
     coarse = some_choices(cutter, names)
     keep = _keep_within(cutter, problem_of(cutter, coarse, cost), cost, left)
     units = cutter.graph.units
@@ -49,8 +52,75 @@ def keep_within(cutter: Cutter, names: Sequence[str], cost: CostOf, left: float)
 
 def least_cost(cutter: Cutter, names: Sequence[str], cost: CostOf) -> float:
     """The least cost that these units can be pruned to."""
+    if isinstance(cost, PeakCost):  # it falls with every channel
+        return min(cost({}), cost(_floors(cutter, names)))
     problem = problem_of(cutter, some_choices(cutter, names), cost)
     return min(cost({}), cost(_kept(cutter, problem, cheapest(problem))))
+
+
+def _peaks_within(cutter: Cutter, names: Sequence[str], cost: PeakCost, left: float) -> Kept | None:
+    """The largest of several sums within `left`, in two ways, of which that with the smaller error is taken.
+
+    All sums that are too large are added up, and the room for this one sum is bisected until each of them fits: a unit
+    that is part of several of them counts several times. Or they are lowered one after the other, the largest first.
+    """
+    if cost(_floors(cutter, names)) > left:
+        return None
+    ways = [_all_at_once(cutter, names, cost, left), _one_by_one(cutter, names, cost, left)]
+    fitting = [keep for keep in ways if keep is not None and cost(keep) <= left]
+    return min(fitting, key=lambda keep: _error(cutter, keep), default=None)
+
+
+def _error(cutter: Cutter, keep: Kept) -> float:
+    """The sum over units of the score of the strongest channel that goes."""
+    gone = {name: np.setdiff1d(np.arange(cutter.graph.units[name].width), kept) for name, kept in keep.items()}
+    return sum(float(np.asarray(cutter.scores.values[name])[lost].max()) for name, lost in gone.items() if len(lost))
+
+
+def _all_at_once(cutter: Cutter, names: Sequence[str], cost: PeakCost, left: float) -> Kept | None:
+    large = np.flatnonzero(np.asarray(cost.sums({})) > left)
+
+    def together(keep: Mapping[str, Sequence[int]]) -> float:
+        return float(np.asarray(cost.sums(keep))[large].sum())
+
+    fits, room = together(_floors(cutter, names)), left * len(large)
+    best, step = None, (left * len(large) - fits) / 2
+    for _ in range(PEAK_BISECTIONS):  # down until each of them fits, and up as far as it does
+        keep = keep_within(cutter, names, together, room)
+        fitting = keep is not None and cost(keep) <= left
+        if fitting:
+            best = keep
+            if room >= left * len(large):
+                break
+        room, step = (room + step if fitting else room - step), step / 2
+    return best
+
+
+def _one_by_one(cutter: Cutter, names: Sequence[str], cost: PeakCost, left: float) -> Kept | None:
+    """Sums only fall when channels go, so what one sum asks for does not undo another. Channels that are gone already
+    have no error in the next turn."""
+    keep: Kept = {}
+    units = cutter.graph.units
+    while cost(keep) > left:
+        values = {name: np.array(cutter.scores.values[name], dtype=np.float64) for name in names}
+        for name, kept in keep.items():
+            gone = np.setdiff1d(np.arange(units[name].width), kept)
+            values[name][gone] = -1.0
+        known = replace(cutter.scores, values={**cutter.scores.values, **values})
+        cut = keep_within(replace(cutter, scores=known), names, cost.largest(keep), left)
+        if cut is None:
+            return None
+        before = dict(keep)
+        for name, kept in cut.items():
+            keep[name] = min(keep.get(name, kept), kept, key=len)
+        if keep == before:  # the sum is not as it was predicted: channels of streams stay while one reader reads them
+            return _floors(cutter, names)
+    return keep
+
+
+def _floors(cutter: Cutter, names: Sequence[str]) -> Kept:
+    """Every unit as narrow as it may be."""
+    return {name: cutter.keep(name, cutter.limits.choices(cutter.graph.units[name])[-1]) for name in names}
 
 
 def _keep_within(cutter: Cutter, problem: Problem, cost: CostOf, left: float) -> Kept | None:

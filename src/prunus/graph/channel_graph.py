@@ -27,6 +27,7 @@ from prunus.graph.cost import (
 )
 from prunus.graph.discover import ChannelAnalysis, discover
 from prunus.graph.grouping import make_units
+from prunus.graph.memory import Memory
 from prunus.graph.merging import follow_widths
 from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
 from prunus.graph.proof import prove, verify
@@ -92,6 +93,11 @@ class ChannelGraph:
         """MACs and parameters under a plan, in total and per layer, in closed form: no model is built."""
         live = self.liveness({} if plan is None else self.keep_of(plan))
         return cost_under(self.layers, self.analysis, live, self.selections.readers)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What activations take at each call, for one image: `graph.memory.peak()` in bytes. Runs the network once."""
+        return Memory.of(self)
 
     # -- plans
 

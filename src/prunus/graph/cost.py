@@ -143,7 +143,7 @@ def cost_under(
 
 def find_layers(traced: Traced) -> dict[str, Layer]:
     """All conv and linear layers that the network calls, in the order of their first call."""
-    batch = _batch(traced)
+    batch = batch_of(traced)
     layers: dict[str, Layer] = {}
     owners: dict[int, str] = {}  # id of a weight -> the layer it belongs to
     for node in traced.graph.nodes:
@@ -165,7 +165,7 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
     return layers
 
 
-def _batch(traced: Traced) -> int:
+def batch_of(traced: Traced) -> int:
     """Number of images in the example; 1 if the network takes a single image without a batch dimension."""
     for node in traced.graph.nodes:
         if node.op == "call_module" and isinstance(module := traced.module(node), CONVOLUTIONS):

@@ -174,7 +174,7 @@ def run(
         earlier = plans_of(model)[-1:]  # from the network that was pruned first to this one
         settings = _with_same_streams(settings, earlier)
         progress("trace", 0, 1, "")
-        graph = evidence.graph(settings.streams or "select")
+        graph = evidence.graph(settings.streams or ("select" if settings.max_memory is None else "coupled"))
         _then(earlier, Plan.of(graph, {}))
         progress("trace", 1, 1, "")
         check_patterns(graph, settings.exclude, settings.only)

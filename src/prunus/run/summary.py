@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from prunus.deciding.goal import TOLERANCE
+from prunus.graph.memory import peak_of
 from prunus.graph.plan import Plan
+from prunus.graph.units import Keep
 from prunus.run.classes import quality_on_test
 from prunus.run.context import RunContext
 from prunus.run.final_timing import EngineSpeed, time_in_engines
@@ -27,7 +29,7 @@ from prunus.tasks.quality import QualityText
 from prunus.timing.engines import default_engine
 from prunus.util.files import read_object
 from prunus.util.processes import from_first
-from prunus.util.text import big_number, percent
+from prunus.util.text import big_number, bytes_text, percent
 from prunus.util.typed_json import from_data, read_record
 
 FORMAT, VERSION = "prunus-summary", 2
@@ -44,6 +46,7 @@ class NetworkFigures:
     macs: int
     params: int
     bytes: int  # of the tensors that are saved
+    memory: int | None = None  # bytes of activations for one image at their peak; None if it is not known
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,14 @@ def summarise(
     cost, models = graph.cost(plan), {"before": original, "after": pruned}
     tests = quality_on_test(context, models)
 
-    def figures(name: str, holdout: Evaluation, macs: int, params: int) -> NetworkFigures:
+    def figures(name: str, holdout: Evaluation, macs: int, params: int, keep: Keep) -> NetworkFigures:
         return NetworkFigures(
             holdout=holdout,
             test=tests[name],
             macs=macs,
             params=params,
             bytes=sum(t.numel() * t.element_size() for t in models[name].state_dict().values()),
+            memory=peak_of(graph, keep),
         )
 
     seconds: dict[str, float] = {}
@@ -157,8 +161,8 @@ def summarise(
                 progress=lambda done, total: context.say("timing", done, total),
             )
         )
-    was = figures("before", before, graph.macs, graph.params)
-    now = figures("after", rounds[-1].after if rounds else before, cost.macs, cost.params)
+    was = figures("before", before, graph.macs, graph.params, {})
+    now = figures("after", rounds[-1].after if rounds else before, cost.macs, cost.params, plan.keep)
     widths = [(unit.width, len(plan.keep[name])) for name, unit in graph.units.items()]
     gone = 1 - sum(kept for _, kept in widths) / sum(width for width, _ in widths)
     columns = ("inputs", "outputs", "macs", "params")
@@ -307,6 +311,10 @@ def goal_result(
         value, whole = float(getattr(after, kind)), getattr(before, kind)
         what = {"macs": "MACs", "params": "weights"}[kind]
         met, said = value <= asked + TOLERANCE * whole, f"{big_number(value)} {what} left, {big_number(asked)} asked"
+    elif kind == "max_memory":
+        value = float(after.memory or 0)
+        met = value <= asked
+        said = f"{bytes_text(value)} of activations at their peak, {bytes_text(asked)} asked"
     elif kind == "ratio":
         value, met = gone, gone > 0
         said = f"{percent(value)} of all channels removed, {percent(asked)} of every unit asked"
@@ -397,6 +405,9 @@ def headline(summary: Summary) -> list[list[str]]:
     for title, cost in {"MACs": "macs", "weights": "params", "bytes on disk": "bytes"}.items():
         old, new = getattr(before, cost), getattr(after, cost)
         rows.append([title, big_number(old), big_number(new), f"-{100 * (1 - new / old):.1f}%"])
+    if before.memory and after.memory:
+        shown = bytes_text(before.memory), bytes_text(after.memory), f"-{100 * (1 - after.memory / before.memory):.1f}%"
+        rows.append(["peak of activations", *shown])
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from prunus.errors import ModelError, RunError, TraceError
 from prunus.graph.channel_graph import trace
+from prunus.graph.memory import peak_of
 from prunus.graph.selection import selection_of
 from prunus.ship.fold import fold_batch_norm
 from prunus.timing.engines import ENGINES, PreparedModel
@@ -46,16 +47,17 @@ class ModelProfile:
     macs: int | None  # for one image; None if the network cannot be traced
     selections: int  # number of layers that select their input channels
     shares: Mapping[str, float]  # kind of layer -> share of the time, largest first
+    memory: int | None = None  # bytes of activations for one image at their peak; None if it is not known
 
 
 def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
     """The profile of a model; its layers are timed at batch size `batch`. Little is known about an ONNX file."""
     if isinstance(model, OnnxFile):
         return ModelProfile(None, 0, {})
-    try:
-        macs = trace(model, repeated(example, 1)).macs
-    except TraceError:
-        macs = None
+    macs, memory = None, None
+    with suppress(TraceError):
+        graph = trace(model, repeated(example, 1))
+        macs, memory = graph.macs, peak_of(graph)
     selections = sum(selection_of(module) is not None for module in model.modules())
     images = to_device(repeated(example, batch), device_of(model))
     with evaluating(model), torch.no_grad():
@@ -64,7 +66,7 @@ def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
             total = sum(timed(partial(call, model, images), device_of(model)) for _ in range(PROFILED))
     spent["functions"] = max(0.0, total - sum(spent.values()))  # time between layers
     shares = {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
-    return ModelProfile(macs, selections, shares)
+    return ModelProfile(macs, selections, shares, memory)
 
 
 @contextmanager

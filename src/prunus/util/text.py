@@ -17,6 +17,14 @@ def short_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     return "\n".join([title, *(line.rstrip() for line in lines), *more])
 
 
+def bytes_text(number: float) -> str:
+    """196608 as 192.0 KiB."""
+    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} bytes"
+
+
 def big_number(number: float) -> str:
     """11944576 as 11.94 M, as in the paper's tables."""
     for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
