@@ -40,7 +40,7 @@ VERBS = dict(verbs(WHOLE))
 def test_there_are_seventeen_verbs_and_prune_has_ten_everyday_options() -> None:
     assert len(VERBS) <= 17 and ("study", "timing") in VERBS
     options = [option for option in VERBS["prune",].params if option.name != "model"]
-    assert len(options) <= 55
+    assert len(options) <= 57
     everyday = [option.name for option in options if option.rich_help_panel == "Everyday options"]  # type: ignore[attr-defined]
     first = ["data", "weights", "speedup", "max_drop", "target", "engine", "repair", "epochs", "out", "resume"]
     assert everyday == [option.name for option in options[:10]] == first
