@@ -64,9 +64,10 @@ def test_a_pruned_network_in_every_engine(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     original, (small, _) = network(), pruned()
     hooks = [len(m._forward_pre_hooks) for m in small.modules()]
-    found = bench({"original": original, "pruned": small}, pictures(1), (1, 3), rounds=2, cpu_time=True)
+    engines = [name for name in ENGINES if name not in ("executorch", "litert")]  # they take seconds for a network
+    found = bench({"original": original, "pruned": small}, pictures(1), (1, 3), engines, rounds=2, cpu_time=True)
     assert {(r.model, r.engine) for r in found.rows} == {
-        (name, engine) for name in ("original", "pruned") for engine in ENGINES
+        (name, engine) for name in ("original", "pruned") for engine in engines
     }
     assert found.notes == ()
     # 64 positions: 6x3x9 + 8x6x9 + 6x8x9 and 4x6; pruned: 6x3x9 + 4x4x9 + 6x4x9 and 4x6

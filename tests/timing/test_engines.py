@@ -31,7 +31,8 @@ print(*ENGINES, *("help" for name in ENGINES if ENGINES.help(name)), "torch" in 
 
 def test_names_and_help_are_known_without_torch() -> None:
     found = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.split() == ["compile", "eager", "onnxruntime", "openvino", *["help"] * 4, "False"]
+    names = ["compile", "eager", "executorch", "litert", "mnn", "ncnn", "onnxruntime", "openvino"]
+    assert found.stdout.split() == [*names, *["help"] * len(names), "False"]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,10 @@ def test_names_and_help_are_known_without_torch() -> None:
         ),
         ("onnxruntime", {"onnxruntime"}, r"onnxruntime, which is not installed: pip install onnxruntime"),
         ("openvino", {"openvino"}, r"openvino, which is not installed: pip install 'prunus\[openvino\]'"),
+        ("executorch", {"executorch"}, r"executorch, which is not installed: pip install 'prunus\[executorch\]'"),
+        ("ncnn", {"ncnn", "pnnx"}, r"ncnn and pnnx, which are not installed: pip install 'prunus\[ncnn\]'"),
+        ("mnn", {"MNN"}, r"MNN, which is not installed: pip install 'prunus\[mnn\]'"),
+        ("litert", {"litert_torch"}, r"litert_torch, which is not installed: pip install 'prunus\[litert\]'"),
     ],
 )
 def test_a_missing_package_is_named(
@@ -69,7 +74,7 @@ def test_bench_times_an_engine_that_was_registered(monkeypatch: pytest.MonkeyPat
     assert asked == [(2, 1)] and specialized == [1, 5]
 
 
-@pytest.mark.parametrize("name", ["eager", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["eager", "onnxruntime", "openvino", "mnn", "ncnn"])
 def test_inputs_of_any_structure_and_any_number_of_images(name: str) -> None:
     engine = ENGINES[name]
     one, five, two = torch.zeros(1, 3), torch.full((4, 3), 5.0), torch.full((4, 3), 2.0)

@@ -48,7 +48,7 @@ class BenchOptions:
 
     batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default", valid=_check_batch)
     engine: tuple[str, ...] = option(
-        (), f"Engine: {', '.join(ENGINES)}; repeat for several; all by default", valid=ENGINES.check
+        (), f"Engine: {', '.join(ENGINES)}; repeat for several; all that are installed by default", valid=ENGINES.check
     )
     rounds: int = option(20, "Number of times that each network is timed", least=1)
     threads: int | None = option(

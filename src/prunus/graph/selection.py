@@ -6,34 +6,46 @@ of it the selection is *filled*: zeros take the places of channels that are gone
 It is a forward pre-hook on the layer, with its index in a buffer that is not saved. So the layer keeps its class,
 parameters keep their names, `.to(device)`, deep copies and export work, and the plan restores the index on loading.
 `print(model)` shows it behind the layer's own settings.
+
+Some engines have no operation that selects channels, or a slow one. For them `with_convolutions` makes a copy in which
+a selection is a 1x1 convolution with one-hot weights: w[j, i] = 1 if i is the channel that place j reads, otherwise 0.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from prunus.util.batches import call, device_of, to_device
+from prunus.util.state import evaluating, generators_kept, module_state_kept
 
 INDEX = "prunus_selection"
 DIM = "prunus_selection_dim"
 FILLED = "prunus_selection_filled"
+WEIGHT = "prunus_selection_weight"
 SHOWN = "extra_repr"
 
 
 @dataclass(frozen=True)
 class Selection:
     """Which channels of its input a layer reads, along `dim`. If it is filled, an index behind the last channel is a
-    channel of zeros."""
+    channel of zeros. With a weight it is a 1x1 convolution, or a linear layer if `dim` is the last one."""
 
     index: Tensor
     dim: int
     filled: bool = False
+    weight: Tensor | None = None
 
     def of(self, x: Tensor) -> Tensor:
         """The channels of `x` that the layer reads."""
+        if self.weight is not None:
+            return F.linear(x, self.weight) if self.weight.dim() == 2 else _CONVOLVE[x.dim()](x, self.weight)
         if not self.filled:
             return _selected(x, self.dim, self.index)
         zeros = torch.zeros_like(x.narrow(self.dim, 0, 1))
@@ -55,7 +67,7 @@ def selection_of(module: nn.Module) -> Selection | None:
     if INDEX not in module._buffers:  # of a TorchScript module, this is no dict
         return None
     index: Tensor = module._buffers[INDEX]  # type: ignore[assignment]
-    return Selection(index, int(getattr(module, DIM)), hasattr(module, FILLED))
+    return Selection(index, int(getattr(module, DIM)), hasattr(module, FILLED), module._buffers.get(WEIGHT))
 
 
 def select(module: nn.Module, index: Tensor, dim: int, *, filled: bool = False) -> None:
@@ -78,6 +90,7 @@ def unselect(module: nn.Module) -> None:
         return
     delattr(module, INDEX)
     delattr(module, DIM)
+    module._buffers.pop(WEIGHT, None)
     if hasattr(module, FILLED):
         delattr(module, FILLED)
     if isinstance(vars(module).get(SHOWN), _Shown):
@@ -85,6 +98,43 @@ def unselect(module: nn.Module) -> None:
     for key, hook in list(module._forward_pre_hooks.items()):
         if hook is _take:
             del module._forward_pre_hooks[key]
+
+
+_CONVOLVE: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}  # dimensions of the input ->
+
+
+def with_convolutions(model: nn.Module, example: Any) -> nn.Module:
+    """A copy of `model`, in eval mode, in which selections are 1x1 convolutions or linear layers with one-hot weights.
+
+    It computes the same, unless channels that are not selected hold infinite numbers. A model without selections is
+    returned as it is.
+    """
+    if all(selection_of(module) is None for module in model.modules()):
+        return model
+    copied = copy.deepcopy(model)
+    read: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        read[module] = args[0]
+
+    found = [module for module in copied.modules() if selection_of(module) is not None]
+    handles = [module.register_forward_pre_hook(note, prepend=True) for module in found]
+    with evaluating(copied), generators_kept(), module_state_kept(copied), torch.no_grad():
+        call(copied, to_device(example, device_of(copied)))
+    for handle in handles:
+        handle.remove()
+    for module, x in read.items():
+        selection = selection_of(module)
+        assert selection is not None
+        dim, width = selection.dim % x.dim(), x.size(selection.dim)
+        weight = torch.zeros(len(selection.index), width + 1, dtype=x.dtype, device=x.device)
+        weight[torch.arange(len(weight)), selection.index.to(x.device)] = 1  # the last column is that of zeros
+        if dim == x.dim() - 1:
+            module.register_buffer(WEIGHT, weight[:, :width].contiguous(), persistent=False)
+        elif dim == 1 and x.dim() in _CONVOLVE:
+            ones = [1] * (x.dim() - 2)
+            module.register_buffer(WEIGHT, weight[:, :width].reshape(-1, width, *ones).contiguous(), persistent=False)
+    return copied.eval()
 
 
 def _take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -140,14 +140,14 @@ def time_in_engines(
         ready = [name for name in ENGINES if ENGINES[name].is_ready]
         places += [(name, size) for name in dict.fromkeys((engine, *ready)) for size in (batch, 1)]
         places = list(dict.fromkeys(places))
-    onnx = cache(lambda is_after: exported(after if is_after else before, example))
+    onnx = cache(lambda is_after, form: exported(after if is_after else before, example, form))
     start, rows, broken, late = time.monotonic(), list[EngineSpeed](), dict[str, str](), list[str]()
 
     def in_engine(name: str, is_after: bool) -> PreparedModel:
         if ENGINES.find(name).open_onnx is None:
             return prepare(after if is_after else before, name, example, sorted({batch, 1}) if others else [batch])
         ENGINES.find(name).check_installed()
-        return ENGINES.find(name).open(onnx(is_after), threads)
+        return ENGINES.find(name).open(onnx(is_after, ENGINES.find(name).selection), threads)
 
     prepared = cache(in_engine)
     with ready_to_time((before, after), threads):

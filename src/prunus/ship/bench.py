@@ -168,7 +168,7 @@ def bench(
         models: Networks by name.
         example: A batch of one or more images [N, C, H, W], or a tuple or dict of tensors for several inputs.
         batches: Batch sizes.
-        engines: Names of engines; all of them by default.
+        engines: Names of engines; all that are installed by default.
         rounds: Number of turns of each model.
         threads: Number of CPU threads; PyTorch's current number if not given.
         fold_bn: Fold the batch norms of all models first (`fold_batch_norm`). onnxruntime always does this.
@@ -177,7 +177,9 @@ def bench(
     """
     if not isinstance(engines, str | Sequence | None):
         raise RunError(f"engines must be a list of names, got {type(engines).__name__}")
-    engines = (engines,) if isinstance(engines, str) else tuple(ENGINES if engines is None else engines)
+    if engines is None:
+        engines = [engine.name for engine in ENGINES.values() if engine.is_installed and not engine.crashes()]
+    engines = (engines,) if isinstance(engines, str) else tuple(engines)
     if not isinstance(models, Mapping):
         raise RunError(f"models must be a dict of name -> network, got {type(models).__name__}")
     for engine in engines:

@@ -141,7 +141,7 @@ def export_int8(
 def _timed(plain: Path, made: Path, example: Example, report: Callable[[int, int | None], None]) -> dict[str, Speedup]:
     """Engine -> the speed of the second file relative to the first, in the engines that are installed."""
     found = {}
-    engines = [engine for engine in ENGINES.values() if engine.open_onnx is not None and engine.is_installed]
+    engines = [engine for engine in ENGINES.values() if engine.open_onnx is not None and engine.is_ready]
     for number, engine in enumerate(engines):
         report(number, len(engines))
         once = partial(latency, engine=engine.name, batch_sizes=(1,), threads=1, cpu_time=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from prunus.graph import layer_surgery
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.selection import selection_of, unselect
 from prunus.graph.traced import CONVOLUTIONS, MIXING, TRANSPOSED, Traced, is_depthwise, only_user
-from prunus.timing.engines import Engine
+from prunus.timing.engines import Engine, SelectionForm
 
 # Activations that engines fuse with the layer before them -> the functions and methods that compute the same
 ACTIVATIONS: Mapping[type[nn.Module], tuple[Any, ...]] = {
@@ -186,15 +186,23 @@ def has_before(block: Block) -> bool:
     return not block.first and not isinstance(block.modules[0], nn.Linear)
 
 
-def open_run(
-    engine: Engine, block: Block, run: Run, images: int, device: torch.device, threads: int
-) -> Callable[[], Any]:
-    """A function that performs a run once, on random images."""
+def open_runs(
+    engine: Engine,
+    block: Block,
+    runs: Sequence[Run],
+    images: int,
+    device: torch.device,
+    threads: int,
+    form: SelectionForm = "gather",
+) -> list[Callable[[], Any]]:
+    """Functions that perform a run once, on random images, with selections in this form."""
     if engine.open_onnx is None:
-        return _torch_run(block, run, images, device)
-    model, shape = onnx_graph(block, run, images)
-    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    return partial(engine.open_onnx(model, threads).run, [x])
+        return [_torch_run(block, run, images, device) for run in runs]
+    graphs = [onnx_graph(block, run, images, form) for run in runs]
+    draw = np.random.default_rng(0)
+    inputs = [draw.standard_normal(shape).astype(np.float32) for _, shape in graphs]
+    programs = engine.open_all([model for model, _ in graphs], threads)
+    return [partial(program.run, [x]) for program, x in zip(programs, inputs, strict=True)]
 
 
 def _torch_run(block: Block, run: Run, images: int, device: torch.device) -> Callable[[], Any]:
@@ -278,7 +286,7 @@ class OnnxGraph:
         return made
 
 
-def onnx_graph(block: Block, run: Run, images: int) -> tuple[bytes, tuple[int, ...]]:
+def onnx_graph(block: Block, run: Run, images: int, form: SelectionForm = "gather") -> tuple[bytes, tuple[int, ...]]:
     """The graph of a run, and the shape of its input."""
     is_linear = isinstance(block.modules[0], nn.Linear)
     width = block.widths[0] if run.what == "selection" else run.inputs
@@ -290,7 +298,14 @@ def onnx_graph(block: Block, run: Run, images: int) -> tuple[bytes, tuple[int, .
         graph.add("Relu")
     if run.what == "selection":
         chosen = np.sort(np.random.default_rng(0).permutation(width)[: run.inputs]).astype(np.int64)
-        graph.add("Gather", graph.constant(chosen), axis=block.axis)
+        if form == "gather":
+            graph.add("Gather", graph.constant(chosen), axis=block.axis)
+        else:
+            weight = np.eye(width, dtype=np.float32)[chosen]  # one-hot, see `prunus.graph.selection`
+            if is_linear:
+                graph.add("MatMul", graph.constant(np.ascontiguousarray(weight.T)))
+            else:
+                graph.add("Conv", graph.constant(weight.reshape(run.inputs, width, *ones)))
     if run.what == "block":
         area = block.out_shape[2:]
         if not is_linear:

@@ -26,10 +26,10 @@ from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
 from prunus.graph.traced import MIXING
 from prunus.graph.units import Indices, Unit
-from prunus.timing.engines import ENGINES, Engine
+from prunus.timing.engines import ENGINES, Engine, SelectionForm
 from prunus.timing.latency import prepare, processor_time, ready_to_time, repeated, take_turns
 from prunus.timing.latency_table import LatencyTable, LayerTimes, MeasuredWith, TimingCache, Timings, widths_to_time
-from prunus.timing.layer_blocks import Block, Run, Sum, find_blocks, is_shared, layer_sum, open_run, selection_sum
+from prunus.timing.layer_blocks import Block, Run, Sum, find_blocks, is_shared, layer_sum, open_runs, selection_sum
 from prunus.util.batches import device_of, to_device
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import generators_kept
@@ -80,7 +80,9 @@ def latency_table(
     with ready_to_time([graph.model], threads), generators_kept(0):
         grids = find_grids(graph)
         networks = _measure(graph, grids, chosen, batch, progress)
-        layers = networks if chosen.quick else _measure(graph, grids, ENGINES.find("eager"), batch, progress)
+        layers = networks
+        if not chosen.quick:
+            layers = _measure(graph, grids, ENGINES.find(chosen.layers_in), batch, progress, chosen.selection)
         return _calibrated_table(graph, grids, layers, networks)
 
 
@@ -89,7 +91,7 @@ def _calibrated_table(graph: ChannelGraph, grids: Sequence[Grid], layers: Timer,
     for grid in grids:
         timed = layers.of(_timed_kind(layers.engine, grid.block))
         seconds = complete(grid.inputs, grid.outputs, {(i, o): timed[f"{i}->{o}"] for i, o in grid.points})
-        selections = layers.of(_selection_kind(grid.block))
+        selections = layers.of(_selection_kind(grid.block, layers.form))
         selecting = (*(selections[str(i)] for i in grid.selected), 0.0) if grid.selects else ()
         rows = tuple(tuple(row) for row in seconds.tolist())
         one = LayerTimes((grid.block.kind,), grid.inputs, grid.outputs, rows, selecting, grid.outside)
@@ -262,6 +264,7 @@ class Timer:
     engine: Engine
     device: torch.device
     cache: TimingCache
+    form: SelectionForm = "gather"  # of the selections that are timed
     unshared: Timings = field(default_factory=dict)  # of layers that no other network has; not kept
     whole: tuple[float, float] = (math.nan, math.nan)  # of the unpruned network and of the smaller one
 
@@ -269,9 +272,9 @@ class Timer:
         """Times of a kind: widths as text -> seconds."""
         return (self.cache.timings if is_shared(kind) else self.unshared).setdefault(kind, {})
 
-    def open(self, block: Block, run: Run, images: int) -> Call:
-        """A function that performs a run once."""
-        return open_run(self.engine, block, run, images, self.device, self.cache.setting.threads)
+    def open(self, block: Block, runs: Sequence[Run], images: int) -> list[Call]:
+        """Functions that perform a run once."""
+        return open_runs(self.engine, block, runs, images, self.device, self.cache.setting.threads, self.form)
 
     def seconds(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[float]:
         """Seconds of each call. In each round a call runs once untimed, and then `repeats` times."""
@@ -298,16 +301,21 @@ class Timer:
         layer = nn.Sequential(nn.Conv2d(width, width, 3, padding=1)).eval()
         shape = torch.Size((1, width, side, side))
         block = Block("reference", "reference", layer.to(self.device), shape, shape, first=True, last=None)
-        return self.open(block, Run("block", width, width), 8)
+        return self.open(block, [Run("block", width, width)], 8)[0]
 
 
 def _measure(
-    graph: ChannelGraph, grids: Sequence[Grid], engine: Engine, batch: int, progress: Progress | bool | None
+    graph: ChannelGraph,
+    grids: Sequence[Grid],
+    engine: Engine,
+    batch: int,
+    progress: Progress | bool | None,
+    form: SelectionForm | None = None,
 ) -> Timer:
     """The times of an engine. What is not known yet is measured, and kept after each kind of layer."""
     device = torch.device("cpu") if engine.open_onnx is not None else device_of(graph.model)
     setting = MeasuredWith.here(engine, device, batch, torch.get_num_threads())
-    timer = Timer(engine, device, TimingCache.open(setting))
+    timer = Timer(engine, device, TimingCache.open(setting), form or engine.selection)
     whole = timer.of(_network_kind(graph, grids))
     jobs = _missing(timer, grids) if engine.quick else []
     if jobs or not all(name in whole for name in WHOLE):
@@ -346,14 +354,14 @@ class _Job:
         batch = timer.cache.setting.batch
         added = [run for total in self.sums.values() for run, sign in total.items() if sign > 0]
         longest = max(added, key=lambda run: (run.inputs, run.outputs))
-        trial = timer.trial(timer.open(self.block, longest, batch))
+        trial = timer.trial(timer.open(self.block, [longest], batch)[0])
         images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
         rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / trial)))
         names = list(self.sums)
         for start in range(0, len(names), TOGETHER):
             part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
             runs = list(dict.fromkeys(run for total in part.values() for run in total))
-            calls = [timer.open(self.block, run, images) for run in runs]
+            calls = timer.open(self.block, runs, images)
             took = dict(zip(runs, timer.seconds(calls, rounds, REPEATS), strict=True))
             yield {
                 name: batch / images * max(SMALLEST, sum(sign * took[run] for run, sign in total.items()))
@@ -369,7 +377,7 @@ def _missing(timer: Timer, grids: Iterable[Grid]) -> list[_Job]:
         block = grid.block
         layers = {f"{i}->{o}": layer_sum(engine, block, i, o) for i, o in grid.points}
         selections = {str(i): selection_sum(engine, block, i) for i in grid.selected}
-        for kind, asked in ((_timed_kind(engine, block), layers), (_selection_kind(block), selections)):
+        for kind, asked in ((_timed_kind(engine, block), layers), (_selection_kind(block, timer.form), selections)):
             known = timer.of(kind)
             missing = {name: total for name, total in asked.items() if name not in known}
             if missing:
@@ -381,9 +389,10 @@ def _timed_kind(engine: Engine, block: Block) -> str:
     return block.kind if engine.open_onnx is None else block.fused_kind
 
 
-def _selection_kind(block: Block) -> str:
+def _selection_kind(block: Block, form: SelectionForm) -> str:
     area = "x".join(map(str, block.in_shape[1:-1] if block.axis > 1 else block.in_shape[2:]))
-    return f"Select {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
+    how = "Select" if form == "gather" else f"Select by {form}"
+    return f"{how} {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
 
 
 def _network_kind(graph: ChannelGraph, grids: Sequence[Grid]) -> str:

@@ -5,10 +5,10 @@ An engine runs a PyTorch network (`make`), or it reads ONNX (`open_onnx`): the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from prunus.errors import ModelError, RunError
 from prunus.util.registry import Entry, Registry
@@ -16,6 +16,8 @@ from prunus.util.registry import Entry, Registry
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+SelectionForm = Literal["gather", "convolution"]
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,13 @@ class Engine(Entry):
 
     make: Callable[[nn.Module, Any, int], PreparedModel] | None = None  # (model, example, threads)
     open_onnx: Callable[[bytes, int], OnnxProgram] | None = None  # (content of a file, threads)
+    open_together: Callable[[Sequence[bytes], int], list[OnnxProgram]] | None = None  # several, where that is quicker
     requires: Mapping[str, str] = field(default_factory=dict)  # package -> the extra of prunus that has it, or ""
     package: str = "torch"  # whose version decides how fast it is
-    quick: bool = True  # to prepare; otherwise layers are timed in eager mode, and scaled to the whole network
+    layers_in: str = ""  # where preparing takes seconds: the engine that times the layers, scaled to the whole network
     crashes: Callable[[], bool] = lambda: False  # whether running it on this machine would end the process
+    on_request: bool = False  # timed only if it is named: its speed on this machine says little about the device
+    selection: SelectionForm = "gather"  # how channel selections are written for it, see `prunus.graph.selection`
 
     def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
         """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.
@@ -71,7 +76,14 @@ class Engine(Entry):
             return self.make(model, example, threads)
         from prunus.timing.onnx_export import exported
 
-        return self.open(content if isinstance(content, bytes) else exported(model, example), threads)
+        return self.open(content if isinstance(content, bytes) else exported(model, example, self.selection), threads)
+
+    def open_all(self, contents: Sequence[bytes], threads: int) -> list[OnnxProgram]:
+        """A program of each ONNX file, in one step where the engine can."""
+        assert self.open_onnx is not None
+        if self.open_together is not None:
+            return self.open_together(contents, threads)
+        return [self.open_onnx(content, threads) for content in contents]
 
     def open(self, content: bytes, threads: int) -> PreparedModel:
         """The network of an ONNX file, of whose content an engine with `open_onnx` makes a program."""
@@ -89,13 +101,34 @@ class Engine(Entry):
         return all(find_spec(package) is not None for package in self.requires)
 
     @property
+    def quick(self) -> bool:
+        """Whether a network can be prepared in a moment, so that single layers are timed in it."""
+        return not self.layers_in
+
+    @property
     def is_ready(self) -> bool:
         """Whether it can be tried without being asked for: installed, quick to prepare and safe on this machine."""
-        return self.is_installed and self.quick and not self.crashes()
+        return self.is_installed and self.quick and not self.on_request and not self.crashes()
 
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""
         require(self.requires, f"the engine {self.name}")
+
+
+def one_for_each_shape(open_for: Callable[[Any], Callable[[Any], Any]]) -> PreparedModel:
+    """A network whose programs take batches of one size: `open_for` makes one for a batch when it is first needed."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    programs: dict[tuple[int, ...], Callable[[Any], Any]] = {}
+
+    def program(batch: Any) -> Callable[[Any], Any]:
+        key = tuple(size for value in tree_leaves(batch) if isinstance(value, torch.Tensor) for size in value.shape)
+        if key not in programs:
+            programs[key] = open_for(batch)
+        return programs[key]
+
+    return PreparedModel(lambda batch: program(batch)(batch), torch.device("cpu"), program)
 
 
 ENGINES: Registry[Engine] = Registry("engine", "prunus.timing.engines", RunError)

@@ -40,5 +40,5 @@ COMPILE = Engine(
     name="compile",
     help="PyTorch with torch.compile, which needs a C++ compiler",
     make=_compiled,
-    quick=False,  # compiling a layer takes seconds
+    layers_in="eager",  # compiling a layer takes seconds
 )

@@ -40,6 +40,7 @@ OPENVINO = Engine(
     open_onnx=_open,
     requires={**PACKAGES, "openvino": "openvino"},
     package="openvino",
+    selection="convolution",  # a Gather takes it out of its fast layout
     # It needs AVX2, and does not look whether oneDNN may use it.
     crashes=lambda: os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX"),
 )
