@@ -53,7 +53,9 @@ def outputs(name: str, batches: list[Tensor]) -> tuple[list[Any], list[Any]]:
     net = Selecting().eval()
     with torch.no_grad():
         prepared = ENGINES[name].prepare(net, batches[0], 1)
-        return [torch.as_tensor(prepared(batch)[0]).clone() for batch in batches], [by_hand(net, batch) for batch in batches]
+        return [torch.as_tensor(prepared(batch)[0]).clone() for batch in batches], [
+            by_hand(net, batch) for batch in batches
+        ]
 
 
 def assert_outputs_of_pytorch(name: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from prunus.errors import ModelError
 from prunus.timing.engines import Engine, OnnxProgram
@@ -57,7 +56,12 @@ def convert_onnx(source: Path, target: Path) -> tuple[list[str], int]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        model = _for_one_image(onnx.load(source))
+        try:
+            model = _for_one_image(onnx.load(source))
+        except Exception as error:  # protobuf's, which is not a package that we ask for
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"ncnn cannot run the network: {source.name} is not an ONNX file") from error
         onnx.save(model, path)
         names = [given.name for given in model.graph.input]
         shapes = [[size.dim_value for size in given.type.tensor_type.shape.dim] for given in model.graph.input]
@@ -171,11 +175,8 @@ def _converted(content: bytes, threads: int) -> tuple[Any, list[str], int]:
     """The network of an ONNX file, the names of its inputs there, and the number of its outputs."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "source.onnx", Path(folder) / "model"
-        try:
-            source.write_bytes(content)
-            names, count = convert_onnx(source, target)
-        except DecodeError as error:
-            raise ModelError("ncnn cannot run the network: it is not in a valid ONNX file") from error
+        source.write_bytes(content)
+        names, count = convert_onnx(source, target)
         return open_files(target, threads), names, count
 
 
