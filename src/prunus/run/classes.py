@@ -1,4 +1,4 @@
-"""The quality on the test images: of each class before and after (classes.json), of each image, and pictures of boxes."""
+"""The quality on the test images: of each class (classes.json), of each image, and pictures of boxes."""
 
 from __future__ import annotations
 
