@@ -377,10 +377,10 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
         rows.append(cells)
     headings = ["run", "name", f"{part} {quality.name}", "change", *costs]
     if len(runs) > 1 and any(pair.result is not None for pair in compared.pairs):
-        headings.append(f"p against {compared.entrants[0].letter}")
+        headings.insert(4, f"p against {compared.entrants[0].letter}")
         for (entrant, *_), cells in zip(runs, rows, strict=True):
             text = compared.against_first(entrant.letter)
-            cells.append(Cell(text, -1.0 if text == "–" else float(text.lstrip("< "))))
+            cells.insert(4, Cell(text, -1.0 if text == "–" else float(text.lstrip("< "))))
     return Table(f"Runs and their {quality.name}", headings, rows, texts=(1,))
 
 
