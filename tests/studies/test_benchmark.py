@@ -73,3 +73,23 @@ def test_epochs_are_kept_image_by_image_and_compared(tmp_path: Path, monkeypatch
     out.write_text(json.dumps({**stored, "rows": arms}))
     cifar.main()
     assert [arm["last"] for arm in json.loads(out.read_text())["rows"][:2]] == before
+
+
+def test_the_hessian_importance_reads_squares_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over images of squared gradients, each from a backward pass of its own."""
+    torch.manual_seed(0)
+    model, data = create("lenet5", 10).eval(), load("digits", holdout="test:0.5")
+    images, labels = next(iter(data.loader("train", 5)))
+    monkeypatch.setattr(cifar.peers, "HESSIAN_IMAGES", 3)
+    images = torch.nn.functional.interpolate(images, (28, 28))
+    cifar.peers.prepare(model, "hessian:isomorphic", [(images[:2], labels[:2]), (images[2:], labels[2:])])
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    want = [torch.zeros_like(each) for each in found]
+    for n in range(3):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[n : n + 1]), labels[n : n + 1]).backward()
+        for total, parameter in zip(want, model.parameters(), strict=True):
+            assert parameter.grad is not None
+            total += parameter.grad**2 / 3
+    for got, total in zip(found, want, strict=True):
+        assert torch.allclose(got, total, rtol=1e-4, atol=1e-12) and bool(got.any())
