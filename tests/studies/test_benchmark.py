@@ -81,7 +81,7 @@ def test_the_hessian_importance_reads_squares_of_all_images(monkeypatch: pytest.
     model, data = create("lenet5", 10).eval(), load("digits", holdout="test:0.5")
     images, labels = next(iter(data.loader("train", 5)))
     monkeypatch.setattr(cifar.peers, "HESSIAN_IMAGES", 3)
-    images = torch.nn.functional.interpolate(images, (28, 28))
+    images = torch.nn.functional.interpolate(images, (32, 32))
     cifar.peers.prepare(model, "hessian:isomorphic", [(images[:2], labels[:2]), (images[2:], labels[2:])])
     found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     want = [torch.zeros_like(each) for each in found]
