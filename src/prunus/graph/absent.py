@@ -98,12 +98,20 @@ def _writes(user: fx.Node, node: fx.Node, modules: Mapping[str, nn.Module]) -> b
 
 def _again(node: fx.Node, before: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a call is an activation of what the same activation returned, so that it changes nothing."""
-    kinds = []
-    for each in (node, before):
-        target = type(modules.get(str(each.target))) if each.op == "call_module" else each.target
-        known = [number for number, names in enumerate(IDEMPOTENT) if target in names]
-        kinds.append(known[0] if known and each.op.startswith("call") else None)
-    return kinds[0] is not None and kinds[0] == kinds[1]
+    kind = _activation(node, modules)
+    return kind is not None and kind == _activation(before, modules)
+
+
+def is_idempotent(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a call is an activation that changes nothing the second time."""
+    return _activation(node, modules) is not None
+
+
+def _activation(node: fx.Node, modules: Mapping[str, nn.Module]) -> int | None:
+    """The number of the activation in IDEMPOTENT; None if the call is another one."""
+    target = type(modules.get(str(node.target))) if node.op == "call_module" else node.target
+    known = (number for number, names in enumerate(IDEMPOTENT) if node.op.startswith("call") and target in names)
+    return next(known, None)
 
 
 def has_absent(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ import bisect
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from prunus.graph.absent import is_idempotent
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.cost import Liveness
 from prunus.graph.layer_surgery import depthwise_filters
@@ -55,6 +56,9 @@ class NetworkPair:
         self.nodes: list[fx.Node] = list(traced.graph.nodes)
         self.models = (graph.model, pruned)
         self._live, self._owners = live, graph.selections.readers
+        # By name: the network may have been recorded again.
+        self._gone = {node.name for node in live.removed.nodes}
+        self._left = {node.name: other.name for node, other in live.removed.sums.items()}
         self._changed: set[fx.Node] = set()
         for node in self.nodes:
             if self.lost_inputs(node) or any(used in self._changed for used in node.all_input_nodes):
@@ -71,6 +75,22 @@ class NetworkPair:
     def changed(self, node: fx.Node) -> bool:
         """Whether the node computes something else in the pruned network."""
         return node in self._changed
+
+    def removed(self, node: fx.Node) -> bool:
+        """Whether the call is part of a branch that is gone."""
+        return node.name in self._gone
+
+    def gap_after(self, node: fx.Node) -> fx.Node | None:
+        """The last sum behind `node` that has lost its branch, and for which only `node` is used; None if there is
+        none. Activations that change nothing the second time may come between."""
+        found = None
+        while len(users := [user for user in node.users if not self.removed(user)]) == 1:
+            before, node = node, users[0]
+            if self._left.get(node.name) == before.name:
+                found = node
+            elif not is_idempotent(node, self.traced.modules):
+                break
+        return found
 
     def lost_inputs(self, node: fx.Node) -> bool:
         """Whether the node is a conv or linear layer that reads fewer channels than it did."""
@@ -171,7 +191,7 @@ class Lockstep:
         order: Sequence[fx.Node],
         stops: Sequence[fx.Node],
         *,
-        ahead: bool = False,
+        ahead: Mapping[fx.Node, fx.Node] | None = None,
         reserve: int = 0,
         images: Sequence[int] | None = None,
     ) -> None:
@@ -180,13 +200,14 @@ class Lockstep:
         Args:
             order: All calls.
             stops: The calls to stop in front of.
-            ahead: Whether the original network makes the call of a stop before the pruned one stops in front of it.
+            ahead: Stop -> the last call that the original network makes before the pruned one stops in front of it.
             reserve: Bytes that the caller needs at a stop.
             images: How many of the images each stop needs at least; all by default.
         """
         self._order, self._stops, self._free = order, stops, last_uses(order)
         place = {node: i for i, node in enumerate(order)}
-        self._ends = [(place[stop] + ahead, place[stop]) for stop in stops]  # calls that each network makes before it
+        first = {stop: place[stop] if ahead is None else place[ahead[stop]] + 1 for stop in stops}
+        self._ends = [(first[stop], place[stop]) for stop in stops]  # calls that each network makes before it
         self._capacity = max(0, int(USED * self._memory) - used_memory() - reserve - 4 * AT_ONCE)
         wanted = itertools.accumulate(images or [self.num_images] * len(stops), max)  # never fewer than before
         counts = list(itertools.accumulate(map(len, self._ranges)))

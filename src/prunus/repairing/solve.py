@@ -9,14 +9,14 @@ output keeps that error. Solved for
 
     norm(layer(x)) = (other + branch) of the original - other of the pruned network
 
-it corrects the error as far as it can.
+it corrects the error as far as it can. If the next branches were removed, it is solved for the sum behind them: what
+they added is then part of what is missing.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.errors import RunError
+from prunus.graph.absent import is_addition
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.graph.selection import selection_of
@@ -54,7 +55,6 @@ log = logging.getLogger(__name__)
 ROWS_PER_WEIGHT = 2  # with fewer rows for each weight of a filter, a small ridge fits noise
 ENOUGH = 256  # rows for each weight of a filter: more change hardly anything
 LEAST = 500  # images for a layer with few weights: rows of one image are alike
-ADDITIONS, ADDITION_METHODS = (operator.add, operator.iadd, torch.add), ("add", "add_")
 FLAT = 1e-6  # a norm with a smaller scale hides the layer's output, so the layer cannot correct the stream
 OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
 Few = tuple[str, int, int]  # a layer with too few rows, the weights of each of its filters, and its rows
@@ -110,9 +110,10 @@ def run(
         stops = [node for node in pair.nodes if _is_solvable(pair, node, layers)]
         order, shortcuts = order_with_shortcuts(pair, stops)
         stops.sort(key={node: i for i, node in enumerate(order)}.__getitem__)
+        shortcuts, ahead = _reachable(order, stops, shortcuts)
         solver = _Solver(networks, settings, shortcuts, on_layer)
         reserve = max(map(solver.bytes_needed, stops), default=0)
-        networks.start(order, stops, ahead=True, reserve=reserve, images=list(map(solver.images_needed, stops)))
+        networks.start(order, stops, ahead=ahead, reserve=reserve, images=list(map(solver.images_needed, stops)))
         for number, node in enumerate(stops, 1):
             solver.solve(node)
             if progress is not None:
@@ -182,6 +183,9 @@ def _is_solvable(pair: NetworkPair, node: fx.Node, layers: str) -> bool:
     if not node.args or not pair.called_once(node):
         return False
     wanted = pair.changed(node) if layers == "changed" else pair.lost_inputs(node)
+    if layers == "changed" and not wanted and not pair.removed(node):
+        found = _sum_after(pair, node)  # it makes up for a branch that is gone
+        wanted = found is not None and (pair.removed(found[2]) or pair.gap_after(found[1]) is not None)
     return wanted and pair.kept_outputs(str(node.target)) is not None and isinstance(pair.layer(node), PLAIN)
 
 
@@ -259,7 +263,8 @@ class _Solver:
         shortcut = self._shortcuts.get(node)
         parts: Parts | None = None
         for chunk in self._networks.chunks_at(node):
-            x, y = chunk.entering(node, 1), chunk.value(node, 0)  # [N, I, ...], [N, O, ...]
+            gap = None if shortcut is None else shortcut.gap
+            x, y = chunk.entering(node, 1), chunk.value(gap or node, 0)  # [N, I, ...], [N, O, ...]
             grid = grid_of(layer, y)
             if chunk.first == 0 and acts_plainly(layer, x):
                 few = self._networks.num_images * min(positions, grid) < start.weight.shape[2]
@@ -271,8 +276,11 @@ class _Solver:
             images, fitted = held_apart(numbers)
             where = spots_of(numbers, grid, positions, (seed, self._places[node]))[images]
             target = outputs_at(layer, y, where, images)[..., kept]  # [N, P, kept]
-            missing = None if shortcut is None else shortcut.missing(chunk, layer, where, images)
-            target = target if missing is None else target + missing
+            if shortcut is not None and gap is not None:
+                target = shortcut.for_gap(target, chunk, layer, where, images)
+            elif shortcut is not None:
+                missing = shortcut.missing(chunk, layer, where, images)
+                target = target if missing is None else target + missing
             target = target.reshape(*where.shape, len(start.weight), -1)
             add_apart(parts, fitted, inputs_at(layer, x, where, images), target)
         return parts
@@ -285,19 +293,60 @@ class Shortcut:
     other: fx.Node
     kept: Tensor  # the layer's outputs that are kept
     norm: Any
+    removed: bool = False  # the other operand is a branch that is gone: zeros are in its place
+    gap: fx.Node | None = None  # the last sum behind the addition that has lost its branch
 
     def missing(self, chunk: Chunk, layer: nn.Module, where: Tensor, images: Tensor) -> Tensor | None:
         """What must be added to the target at `where` [N, P] of `images`: [N, P, kept]; None if unknown."""
-        original, pruned = (chunk.value(self.other, side) for side in (0, 1))
-        axis = pruned.dim() - 1 if isinstance(layer, nn.Linear) else 1
-        if pruned.shape[axis] != len(self.kept):
+        pruned = self._other(chunk, layer, where, images)
+        if pruned is None:
             return None
-        error = outputs_at(layer, original, where, images)[..., self.kept] - outputs_at(layer, pruned, where, images)
-        scale = torch.ones(len(self.kept), device=pruned.device)  # of each output between the layer and the stream
-        if self.norm is not None:
-            gain = scale if self.norm.weight is None else self.norm.weight.detach()
-            scale = gain / torch.sqrt(self.norm.running_var + self.norm.eps)
+        error = outputs_at(layer, chunk.value(self.other, 0), where, images)[..., self.kept] - pruned
+        scale, _ = self._between(error)
         return torch.where(scale.abs() > FLAT, error / scale, 0.0)
+
+    def for_gap(self, target: Tensor, chunk: Chunk, layer: nn.Module, where: Tensor, images: Tensor) -> Tensor:
+        """What the layer should return for the sum behind the gap to be `target` [N, P, kept]."""
+        pruned = self._other(chunk, layer, where, images)
+        if pruned is None:
+            raise RunError("the operands of an addition have different numbers of channels")
+        scale, shift = self._between(target)
+        return torch.where(scale.abs() > FLAT, (target - pruned - shift) / scale, 0.0)
+
+    def _other(self, chunk: Chunk, layer: Any, where: Tensor, images: Tensor) -> Tensor | None:
+        """The other operand in the pruned network at `where`: [N, P, kept]; None if it has other channels."""
+        if self.removed:
+            return layer.weight.new_zeros(len(self.kept))
+        value = chunk.value(self.other, 1)
+        axis = value.dim() - 1 if isinstance(layer, nn.Linear) else 1
+        return outputs_at(layer, value, where, images) if value.shape[axis] == len(self.kept) else None
+
+    def _between(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and shift of each output between the layer and the stream."""
+        scale = torch.ones(len(self.kept), device=like.device)
+        if self.norm is None:
+            return scale, torch.zeros_like(scale)
+        gain = scale if self.norm.weight is None else self.norm.weight.detach()
+        scale = gain / torch.sqrt(self.norm.running_var + self.norm.eps)
+        offset = torch.zeros_like(scale) if self.norm.bias is None else self.norm.bias.detach()
+        return scale, offset - scale * self.norm.running_mean
+
+
+def _reachable(
+    order: list[fx.Node], stops: list[fx.Node], shortcuts: dict[fx.Node, Shortcut]
+) -> tuple[dict[fx.Node, Shortcut], dict[fx.Node, fx.Node]]:
+    """Shortcuts with those gaps that the original network can reach before the next stop; and how far it goes."""
+    place = {node: i for i, node in enumerate(order)}
+    ahead, known = dict(zip(stops, stops, strict=True)), dict(shortcuts)
+    for stop, after in zip(stops, [*stops[1:], None], strict=True):
+        shortcut = shortcuts.get(stop)
+        if shortcut is None or shortcut.gap is None:
+            continue
+        if after is None or place[shortcut.gap] < place[after]:
+            ahead[stop] = shortcut.gap
+        else:
+            known[stop] = replace(shortcut, gap=None)
+    return known, ahead
 
 
 def order_with_shortcuts(pair: NetworkPair, unsolved: list[fx.Node]) -> tuple[list[fx.Node], dict[fx.Node, Shortcut]]:
@@ -318,22 +367,27 @@ def order_with_shortcuts(pair: NetworkPair, unsolved: list[fx.Node]) -> tuple[li
     return order, shortcuts
 
 
-def _shortcut(pair: NetworkPair, node: fx.Node) -> Shortcut | None:
-    """The addition right after `node`; a batch norm may come between."""
-    kept = pair.kept_outputs(str(node.target))
-    branch, user, norm = node, only_user(node), None
+def _sum_after(pair: NetworkPair, node: fx.Node) -> tuple[Any, fx.Node, fx.Node] | None:
+    """The batch norm right after `node` (None if there is none), the addition after it, and its other operand."""
+    last, user, norm = node, only_user(node), None
     if user is not None and user.op == "call_module" and isinstance(pair.layer(user), nn.modules.batchnorm._BatchNorm):
         norm = pair.layer(user)
-        branch, user = user, only_user(user)
-    if kept is None or user is None or (norm is not None and norm.running_var is None):
+        last, user = user, only_user(user)
+    if user is None or not is_addition(user) or (norm is not None and norm.running_var is None):
         return None
-    additions = ADDITIONS if user.op == "call_function" else ADDITION_METHODS
-    if user.kwargs or len(user.args) != 2 or user.target not in additions:
+    other = next((n for n in user.args if n is not last), None)
+    if not isinstance(other, fx.Node) or pair.traced.shapes[other.name] != pair.traced.shapes[node.name]:
         return None
-    other = next((n for n in user.args if isinstance(n, fx.Node) and n is not branch), None)
-    if other is None or pair.traced.shapes[other.name] != pair.traced.shapes[node.name]:
+    return norm, user, other
+
+
+def _shortcut(pair: NetworkPair, node: fx.Node) -> Shortcut | None:
+    """The addition right after `node`; a batch norm may come between."""
+    kept, found = pair.kept_outputs(str(node.target)), _sum_after(pair, node)
+    if kept is None or found is None:
         return None
-    return Shortcut(other, kept, norm)
+    norm, user, other = found
+    return Shortcut(other, kept, norm, pair.removed(other), pair.gap_after(user))
 
 
 def _early(
