@@ -170,6 +170,19 @@ def test_networks_of_the_zoo(tmp_path: Path) -> None:
     assert pr.export(coupled, torch.zeros(1, 3, 16, 16), tmp_path / "b.py", original="resnet8").error < 1e-6
 
 
+def test_a_network_without_some_of_its_branches(tmp_path: Path) -> None:
+    from prunus.zoo.models import create
+
+    example = torch.zeros(1, 3, 16, 16)
+    graph = pr.trace(create("resnet8", num_classes=7).eval(), example)
+    small = pr.prune(graph, pr.Plan.of(graph, {"layer1.0.conv1:out": ()})).eval()
+    done = pr.export(small, example, tmp_path / "small.py", original="resnet8")
+    assert done.error < 1e-6
+    text = done.path.read_text()
+    assert '    "layer1.0.bn2": (True, False),\n' in text and "import prunus" not in text
+    assert not [name for name in load_file(tmp_path / "small.safetensors") if name.startswith("layer1.0")]
+
+
 def test_a_mobilenet_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where torchvision is built for another PyTorch, the new process needs its operators too.
     (tmp_path / "sitecustomize.py").write_text("import tests.zoo_nets; tests.zoo_nets.torchvision_models()")

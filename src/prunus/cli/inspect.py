@@ -240,12 +240,14 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
         )
     _print_layers(graph, cost)
     say()
-    titles = ["unit", "kind", "width", "in steps of", "read by"]
+    titles = ["unit", "kind", "width", "in steps of", "read by", "branch"]
     rows = []
     for unit in graph.units.values():
         readers = list(dict.fromkeys(r.module for r in unit.readers))
         read_by = readers[0] + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
-        rows.append([unit.name, unit.kind, str(unit.width), str(unit.granule), read_by])
+        gone = plan is not None and unit.can_vanish and not plan.keep[unit.name]
+        branch = "removed" if gone else "can be removed" if unit.can_vanish else ""
+        rows.append([unit.name, unit.kind, str(unit.width), str(unit.granule), read_by, branch])
         if plan is not None:
             rows[-1].append(str(plan.removed()[unit.name]))
     titles += [] if plan is None else ["removed"]
@@ -275,7 +277,7 @@ def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:
         if cost is not None:
             now = cost.layers[name]
             if (now.inputs, now.outputs) != (layer.inputs, layer.outputs):
-                row[1] += f"  ⇒  {now.inputs} → {now.outputs}"
+                row[1] += f"  ⇒  {now.inputs} → {now.outputs}" if now.outputs else "  ⇒  removed"
             row += [big_number(now.params), big_number(now.macs), _removed(layer.macs, now.macs)]
         rows.append(row)
     total = ["total", "", big_number(graph.params), big_number(graph.macs)]

@@ -167,6 +167,7 @@ class NetworkDrawing:
         narrowed = layer.outputs[0] != layer.outputs[1] or layer.inputs[0] != layer.inputs[1]
         cost = self._costs.get(node.name, (0.0, 0.0))
         title = f"{node.name}: {sides(layer.inputs)} inputs, {sides(layer.outputs)} outputs"
+        title = title if layer.outputs[1] else f"{node.name}: removed with its residual branch"
         dot, style = ("kept", "strong") if narrowed else ("other", "plain")
         return DrawnRow(lines, (x, dot), node.name, style, self._with_cost(title, cost), layer.outputs, cost)
 

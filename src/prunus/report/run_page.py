@@ -182,7 +182,9 @@ def _widths(run: FinishedRun) -> list[Bar]:
         lost = unit.width - unit.kept
         title = f"{name}: {unit.kept} of {unit.width} channels kept, {lost} removed ({percent(lost / unit.width)})"
         bars = [(0.0, unit.width, "lost"), (0.0, unit.kept, "kept")]
-        rows.append(Bar(name, bars, f"{unit.kept} of {unit.width}" if lost else f"{unit.width}", title, lost > 0))
+        left = f"{unit.kept} of {unit.width}" if unit.kept else f"block removed, was {unit.width}"
+        title = title if unit.kept else f"{name}: the residual branch around its {unit.width} channels was removed"
+        rows.append(Bar(name, bars, left if lost else f"{unit.width}", title, lost > 0))
     return drawn_bars(rows)
 
 

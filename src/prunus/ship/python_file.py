@@ -19,6 +19,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from prunus.errors import ModelError, PrunusError
+from prunus.graph.absent import Absent
 from prunus.graph.compare import distance
 from prunus.graph.selection import INDEX, selection_of
 from prunus.graph.traced import Example, as_call
@@ -44,7 +46,22 @@ from prunus.zoo.networks import register
 
 Original = str | Callable[..., nn.Module]
 
-OWN = frozenset(("LAYERS", "SELECTIONS", "WEIGHTS", "Selection", "build", "select", "Path", "load_file", "torch", "nn"))
+OWN = frozenset(
+    (
+        "ABSENT",
+        "Absent",
+        "LAYERS",
+        "SELECTIONS",
+        "WEIGHTS",
+        "Selection",
+        "build",
+        "select",
+        "Path",
+        "load_file",
+        "torch",
+        "nn",
+    )
+)
 GIVE = "give original=, a class or function of a module that builds the network as it was before pruning"
 
 
@@ -82,13 +99,18 @@ def export_python(
             raise ModelError(f"{source.call} does not build a network: {failure(error)}; {GIVE}") from error
     if not isinstance(whole, nn.Module):
         raise ModelError(f"{source.call} must return a torch.nn.Module, but returned {type(whole).__name__}")
+    count = sum(parameter.numel() for parameter in whole.parameters())
+    absent = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, Absent)}
+    for name, module in absent.items():
+        with suppress(AttributeError):  # another network, which is refused next
+            whole.set_submodule(name, module)
     _check_same_layers(model, whole, source.call)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     if dtype != next((p.dtype for p in whole.parameters() if p.is_floating_point()), dtype):
         whole = whole.to(dtype)
         source.call += f".to({dtype})"
     tensors = _tensors_of(model, whole, source.call)
-    text = _text(model, whole, path, source)
+    text = _text(model, whole, path, source, count, absent)
     with atomic(path.with_suffix(".safetensors")) as weights, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name
         save_file(tensors, file.with_suffix(".safetensors"))
@@ -412,6 +434,20 @@ def select(layer, inputs):
     """Before a layer runs: its selection of the input goes in."""
     return (layer.selection(inputs[0]), *inputs[1:])
 '''
+STANDING_IN = '''
+
+class Absent(nn.Module):
+    """Stands for a module of a residual branch that was removed: the branch adds zeros."""
+
+    def __init__(self, zeros, whole):
+        super().__init__()
+        self.zeros, self.whole = zeros, whole
+
+    def forward(self, x, *args, **kwargs):
+        if not self.zeros:
+            return x
+        return torch.zeros_like(x) if self.whole else x.new_zeros((1,) * x.dim())
+'''
 IMPORTS = (
     "from pathlib import Path",
     "import torch",
@@ -423,9 +459,11 @@ FILLED = """        zeros = torch.zeros_like(x.narrow(self.axis, 0, 1))
         return torch.cat([x, zeros], self.axis).index_select(self.axis, self.channels)"""
 
 
-def _text(model: nn.Module, whole: nn.Module, path: Path, origin: _Origin) -> str:
+def _text(
+    model: nn.Module, whole: nn.Module, path: Path, origin: _Origin, before: int, absent: Mapping[str, Absent]
+) -> str:
     selections = {n: s for n, s in ((name, selection_of(m)) for name, m in model.named_modules()) if s is not None}
-    now, before = (sum(p.numel() for p in each.parameters()) for each in (model, whole))
+    now = sum(parameter.numel() for parameter in model.parameters())
     name, weights = type(model).__name__, path.with_suffix(".safetensors").name
     where = f"The network itself comes from {origin.home}." if origin.home else "The network itself is below."
     head = f'''"""{name} with {now:,} of {before:,} parameters: a pruned network in plain PyTorch.
@@ -444,7 +482,16 @@ The weights are in {weights}, beside this file. {where}
         f"# What is different from {origin.call}: layer -> its attributes.",
         _table("LAYERS", _changed_attributes(model, whole)),
     ]
-    loops = """    for name, attributes in LAYERS.items():
+    loops = ""
+    if absent:
+        data.append(
+            "\n# Modules of branches that are gone: module -> whether it returns zeros, and of its input's shape."
+        )
+        data.append(_table("ABSENT", {name: (module.zeros, module.whole) for name, module in absent.items()}))
+        loops += """    for name, settings in ABSENT.items():
+        model.set_submodule(name, Absent(*settings))
+"""
+    loops += """    for name, attributes in LAYERS.items():
         for attribute, value in attributes.items():
             setattr(model.get_submodule(name), attribute, value)
 """
@@ -462,6 +509,8 @@ The weights are in {weights}, beside this file. {where}
         filled = any(s.filled for s in selections.values())
         about = " The channel behind the last one is zero." if filled else ""
         parts.append(SELECTING.format(about=about, forward=FILLED if filled else SELECTED).rstrip("\n"))
+    if absent:
+        parts.append(STANDING_IN.rstrip("\n"))
     parts.append(f'''
 
 def build():
