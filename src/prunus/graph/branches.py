@@ -97,7 +97,7 @@ def _branch(
     called = {str(each.target) for each in nodes if each.op == "call_module"}
     mine = tuple(sorted(name for name in called if _only_in(traced, name, nodes)))
     needed = {name for name in called if any(True for _ in traced.modules[name].parameters())}
-    needed |= {str(end.target), *(each.module for each in (*unit.readers, *unit.writers))}
+    needed |= {str(end.target), *(each.module for each in unit.readers), *(each.module for each in unit.writers)}
     whole = np.isin(analysis.reads[str(last.target)], grouped.channels[unit.name]).all()
     # A shortcut that is padded with zeros leaves nothing at all of some channels.
     lacking = not isinstance(labels, Tensor) or bool((compact(labels) < 0).any())

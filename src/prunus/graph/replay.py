@@ -76,7 +76,9 @@ class _Pass(LabelPass):
 
     def _left_of_sum(self, node: fx.Node, other: str) -> Tensor:
         """The labels of a sum, where its other operand still has channels."""
-        now, (whole, total) = self.record.values[other], (self.first.values[name] for name in (other, node.name))
+        now: Tensor = self.record.values[other]
+        whole: Tensor = self.first.values[other]
+        total: Tensor = self.first.values[node.name]
         dims = sorted({*varying(whole), *varying(total)})
         if now.shape == total.shape:
             return total

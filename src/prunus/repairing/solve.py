@@ -316,7 +316,7 @@ class Shortcut:
     def _other(self, chunk: Chunk, layer: Any, where: Tensor, images: Tensor) -> Tensor | None:
         """The other operand in the pruned network at `where`: [N, P, kept]; None if it has other channels."""
         if self.removed:
-            return layer.weight.new_zeros(len(self.kept))
+            return torch.zeros(len(self.kept)).to(layer.weight)
         value = chunk.value(self.other, 1)
         axis = value.dim() - 1 if isinstance(layer, nn.Linear) else 1
         return outputs_at(layer, value, where, images) if value.shape[axis] == len(self.kept) else None
