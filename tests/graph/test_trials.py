@@ -130,10 +130,13 @@ def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
 
     in_eval, in_training = shapes(Wide(), 1, 3, 224, 224)
     assert in_eval[0] == (1, 3, 128, 128)
-    assert in_training == [(2, 3, 128, 192), (2, 3, 128, 128), (2, 3, 224, 224), (1, 3, 224, 224)]
+    assert in_training == [(2, 3, 96, 128), (2, 3, 128, 192), (2, 3, 128, 128), (2, 3, 224, 224), (1, 3, 224, 224)]
     small = nn.Sequential(nn.Conv2d(3, 2, 3))
     assert shapes(small, 1, 3, 224, 224)[0][0] == (1, 3, 64, 64)
-    assert shapes(small, 4, 3, 80, 80)[0][0] == (1, 3, 80, 80)
+    assert shapes(small, 4, 3, 80, 80)[0][0] == (1, 3, 40, 40)
+    assert [each[0] for each in shapes(small, 4, 3, 32, 32)] == [(1, 3, 16, 16), (2, 3, 16, 24)]
+    assert [each[0] for each in shapes(small, 4, 3, 24, 24)] == [(1, 3, 24, 24), (2, 3, 24, 36)]
+    assert shapes(nn.Sequential(nn.Conv2d(3, 2, 20)), 4, 3, 32, 32)[0][0] == (1, 3, 32, 32)
 
 
 def test_only_constants_vary_and_all_is_restored() -> None:

@@ -76,7 +76,8 @@ def varying(labels: Tensor) -> list[int]:
 
 def constant_along(labels: Tensor, dim: int) -> bool:
     """Whether labels do not differ along a dimension."""
-    return bool((labels == labels.narrow(dim, 0, 1)).all())
+    numbers = labels.numpy().swapaxes(0, dim)
+    return bool((numbers[1:] == numbers[:1]).all())
 
 
 def present(labels: Tensor) -> Indices:

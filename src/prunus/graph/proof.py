@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,11 @@ from prunus.errors import PlanError
 from prunus.graph.compare import (
     RANDOM,
     WITH_GRADIENTS,
-    Inside,
     NotRun,
+    Run,
     difference,
     in_mode,
     is_constant,
-    randomised,
     said,
 )
 from prunus.graph.discover import tensors_behind
@@ -34,6 +34,7 @@ from prunus.graph.surgery import carve, zeroed
 from prunus.graph.traced import MIXING, is_depthwise, named_modules
 from prunus.graph.trials import Trial, check_recording, constants_varied, may_write_weights, trials_for
 from prunus.graph.units import Indices, Keep, Unit
+from prunus.graph.watch import Inside
 from prunus.util.state import module_state_kept
 
 if TYPE_CHECKING:
@@ -53,10 +54,14 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
     model = graph.model
     # Hooks of copies may write to the model, and so may code for training, which the trials run too.
     with module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
-        trials, output = trials_for(graph.analysis.traced, graph.example)
-        check_recording(graph.analysis.traced, graph.example, trials[0].inputs[0], output)
-        while graph.units and (reasons := _culprits_by_running(graph, trials)):
+        attempt = _Attempt.at(graph, _trial_plan(graph))
+        with zeroed(graph, attempt.keep):  # the first run of the zeroed network also shows on which images it runs
+            trials, run = trials_for(graph.analysis.traced, graph.example, attempt.inside)
+            check_recording(graph.analysis.traced, graph.example, trials[0].drawn(), run)
+        reasons = _culprits_by_running(attempt, trials, run)
+        while reasons:
             graph = graph.without(reasons)
+            reasons = _culprits_by_running(_Attempt.at(graph, _trial_plan(graph)), trials) if graph.units else {}
         vanishing = [*graph.branches]
 
         def vanish_badly(names: Sequence[str]) -> bool:
@@ -108,16 +113,20 @@ def _units_at(graph: ChannelGraph, error: Mismatch) -> list[str]:
     return list(graph.units)
 
 
-def _culprits_by_running(graph: ChannelGraph, trials: Sequence[Trial]) -> dict[str, str]:
-    """Units that must not lose channels -> why, found by one trial plan and by parts of it."""
+def _trial_plan(graph: ChannelGraph) -> Keep:
+    """About a quarter of some units and three eighths of others, aligned in some and staggered in others."""
     plan: dict[str, list[int]] = {}
     for i, (name, unit) in enumerate(graph.units.items()):
-        # About a quarter of some units and three eighths of others, aligned in some and staggered in others.
         size = unit.width // unit.granule
         kept = max(min(2, size - 1), size * (2 + i % 2) // 8)
         plan[name] = _kept(unit, i // 2 % 2, size - kept)
-    keep: Keep = graph.balance(plan)
-    what = failure(graph, keep, trials)
+    return graph.balance(plan)
+
+
+def _culprits_by_running(attempt: _Attempt, trials: Sequence[Trial], run: Run | None = None) -> dict[str, str]:
+    """Units that must not lose channels -> why, found by one trial plan and by parts of it. `run` is that of the zeroed
+    network in the first trial, if there was one."""
+    graph, keep, what = attempt.graph, attempt.keep, attempt.failure(trials, run)
     if what is None or what == RANDOM:  # `prune` compares again, on the plan itself
         return {}
 
@@ -150,11 +159,11 @@ def verify(graph: ChannelGraph, keep: Keep, slices: Slices, pruned: nn.Module) -
     is another one, and in the trials in which `trace` ran it: in training mode, on other sizes. Both are left as they
     were.
     """
-    drawn, evaluation = randomised(graph.example), "eval" + WITH_GRADIENTS
-    trials = [] if is_constant(graph.example) else [Trial("eval", [graph.example])]
-    trials += [Trial(evaluation if trials else "eval", [drawn]), *graph.trials]
+    trials = [] if is_constant(graph.example) else [Trial("eval", [graph.example], as_it_is=True)]
+    drawn = Trial("eval" + WITH_GRADIENTS if trials else "eval", [graph.example])
+    trials += [drawn, *graph.trials]
     if any(module.training for _, module in named_modules(graph.model)):
-        trials.append(Trial("own" + WITH_GRADIENTS, [drawn]))
+        trials.append(Trial("own" + WITH_GRADIENTS, [drawn.drawn()], as_it_is=True))
     writing = may_write_weights(graph.model)
     storages = [tensor.untyped_storage() for tensor in (*graph.model.parameters(), *graph.model.buffers())]
     memory = {storage.data_ptr(): storage for storage in storages if storage.data_ptr()}  # held, or it is used again
@@ -187,14 +196,36 @@ def _message(graph: ChannelGraph, keep: Keep, trial: Trial, what: str) -> str:
 
 def failure(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str | None:
     """What goes wrong if the network is pruned to `keep` and run in these trials, in words; None if nothing does."""
-    try:
-        record, slices = replay_plan(graph, keep)
-        pruned = carve(graph, record, slices, share=True)
-    except Exception as error:  # noqa: BLE001  a plan that cannot be carried out fails, for whatever reason
-        return str(error) if isinstance(error, PlanError) else said(error)
-    own = {id(tensor) for tensor in (*graph.model.parameters(), *graph.model.buffers())}
-    failing = _first_failing(graph, keep, pruned, trials, _inside(graph, slices, lambda tensor: id(tensor) in own))
-    return None if failing is None else failing[1]
+    return _Attempt.at(graph, keep).failure(trials)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A plan carried out on a copy that shares weights, with what to compare inside; or why it could not be."""
+
+    graph: ChannelGraph
+    keep: Keep
+    pruned: nn.Module | None = None
+    inside: Inside | None = None
+    why: str | None = None
+
+    @classmethod
+    def at(cls, graph: ChannelGraph, keep: Keep) -> _Attempt:
+        """Prune to `keep`."""
+        try:
+            record, slices = replay_plan(graph, keep)
+            pruned = carve(graph, record, slices, share=True)
+        except Exception as error:  # noqa: BLE001  a plan that cannot be carried out fails, for whatever reason
+            return cls(graph, keep, why=str(error) if isinstance(error, PlanError) else said(error))
+        own = {id(tensor) for tensor in (*graph.model.parameters(), *graph.model.buffers())}
+        return cls(graph, keep, pruned, _inside(graph, slices, lambda tensor: id(tensor) in own))
+
+    def failure(self, trials: Sequence[Trial], run: Run | None = None) -> str | None:
+        """What goes wrong in these trials. `run` is that of the zeroed network in the first one, if there was one."""
+        if self.pruned is None or self.inside is None:
+            return self.why
+        failing = _first_failing(self.graph, self.keep, self.pruned, trials, self.inside, run)
+        return None if failing is None else failing[1]
 
 
 def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], bool]) -> Inside:
@@ -219,28 +250,35 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
 
 
 def _first_failing(
-    graph: ChannelGraph, keep: Keep, pruned: nn.Module, trials: Sequence[Trial], inside: Inside
+    graph: ChannelGraph,
+    keep: Keep,
+    pruned: nn.Module,
+    trials: Sequence[Trial],
+    inside: Inside,
+    run: Run | None = None,
 ) -> tuple[Trial, str] | None:
     """The first trial in which the pruned network and the zeroed one differ, and how, in words.
 
-    In training mode, networks that depend on random numbers cannot be compared.
+    In training mode, networks that depend on random numbers cannot be compared. `run` is that of the zeroed network in
+    the first trial, if there was one.
     """
     with zeroed(graph, keep):
         for trial in trials:
             what: str | None = None
             while trial.inputs:
-                inputs = trial.inputs[0]
+                inputs = trial.drawn()
                 with in_mode(graph.model, trial.mode), ExitStack() as modes:
                     try:
                         modes.enter_context(in_mode(pruned, trial.mode))
-                        what = difference(pruned, graph.model, inputs, inside)
+                        what = difference(pruned, graph.model, inputs, inside, want=run)
                         break
                     except NotRun as error:
                         what = f"it cannot be compared, because the network fails with {error}"
                     except Exception as error:  # noqa: BLE001  a `train` of the model's own may work on its weights
                         what = f"it fails with {said(error)}"
                         break
-                trial.inputs.pop(0)
+                trial.next()
+            run = None
             if not trial.inputs and trial.mode != "eval":
                 what = None
             if what == RANDOM and "training" in trial.mode:

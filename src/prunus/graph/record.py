@@ -77,11 +77,12 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         for module in model.modules():
             module.training = not is_leaf(module)
     arguments = read_arguments(model, example)
-    with module_state_kept(model), nothing_compiled():  # torch.fx stores the constants of forward on the model
-        shared = SharedState(model)
+    state, shared = ModuleState(model), SharedState(model)
+    with nothing_compiled():
         try:
-            tracer = _run_tracer(model, arguments, example, training)
+            tracer = _run_tracer(model, arguments, example, training, state)
         finally:
+            state.restore()  # torch.fx stores the constants of forward on the model
             shared.restore()  # a cache of a class must not keep what stands in for values here
     without_absent(tracer.graph, tracer.called)
     attributes = tracer.attributes
@@ -107,11 +108,13 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
     )
 
 
-def _run_tracer(model: nn.Module, arguments: Arguments, example: Example, training: bool) -> ValueTracer:
+def _run_tracer(
+    model: nn.Module, arguments: Arguments, example: Example, training: bool, state: ModuleState
+) -> ValueTracer:
     """Record the calls, with all that is computed from buffers: pruning cuts the buffers. If that fails, because the
     code writes into a buffer or gives it to a library that needs a plain tensor, try again with buffers as constants.
     """
-    tracer, state = ValueTracer(arguments, True), ModuleState(model)
+    tracer = ValueTracer(arguments, True)
     try:
         tracer.trace(model)
     except Exception:  # noqa: BLE001  whatever the model's own code raises

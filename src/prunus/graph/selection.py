@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +187,7 @@ class InputMask:
         return args, {**kwargs, name: self.of(layer, kwargs[name])}
 
     def of(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """`x` with zeros in these channels."""
+        """`x` with zeros in these channels. Modes that watch the network's functions do not see it."""
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        return x.index_fill(x.dim() - weight.dim() + 1, self.channels.to(x.device), 0)
+        with torch._C.DisableTorchFunction() if type(x) is Tensor else nullcontext():
+            return x.index_fill(x.dim() - weight.dim() + 1, self.channels.to(x.device), 0)

@@ -33,6 +33,7 @@ _COPYING = {
     name: getattr(nn.Module, name, None)
     for name in ("__new__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__slots__")
 }
+_HOLDERS = (list, tuple, dict)
 _PARTS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
@@ -84,7 +85,8 @@ def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> n
         id(p): nn.Parameter(p.detach().clone() if p.is_inference() else p.detach(), p.requires_grad) for p in parameters
     }
     for _, module in named_modules(model):
-        held = [v for v in module.__dict__.values() if isinstance(v, Tensor | list | tuple | dict) and _may_hold(v)]
+        attributes = [value for value in module.__dict__.values() if type(value) not in PLAIN]
+        held = [v for v in attributes if isinstance(v, Tensor) or (isinstance(v, _HOLDERS) and v and _may_hold(v))]
         for value in tree_leaves(held) if held else ():
             if isinstance(value, Tensor) and not value.is_leaf:  # left by a forward pass; such tensors have no copy
                 memo[id(value)] = value.detach().clone()
@@ -103,10 +105,8 @@ def copy_sharing(model: nn.Module, parameters: Iterable[nn.Parameter] = ()) -> n
         ) from error
 
 
-def _may_hold(value: Tensor | list[object] | tuple[object, ...] | dict[object, object]) -> bool:
-    """Whether a value may contain tensors besides parameters and modules: not if it is empty or has plain values."""
-    if isinstance(value, Tensor):
-        return True
+def _may_hold(value: list[object] | tuple[object, ...] | dict[object, object]) -> bool:
+    """Whether a value may contain tensors besides parameters and modules: not if it has plain values."""
     parts = value.values() if isinstance(value, dict) else value
     return not all(type(part) in PLAIN or isinstance(part, nn.Module) for part in parts)
 
@@ -157,7 +157,7 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     try:
         for name, parts in dropped.items():
             mask = InputMask(torch.from_numpy(np.concatenate(parts)))
-            hooks.append(graph.model.get_submodule(name).register_forward_pre_hook(mask, with_kwargs=True))
+            hooks.append(graph.analysis.traced.modules[name].register_forward_pre_hook(mask, with_kwargs=True))
         ends = [graph.model.get_submodule(branch.end) for branch in graph.removed_by(keep).branches]
         hooks += [end.register_forward_hook(zeros_like_output) for end in ends]
         with nothing_compiled():  # compiled code does not see new hooks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -16,21 +16,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 from prunus.errors import TraceError
 from prunus.graph.compare import (
     WITH_GRADIENTS,
+    Run,
     copied,
-    distance,
     few_images,
-    flattened,
     in_mode,
     outputs_of,
     randomised,
+    run_of,
 )
+from prunus.graph.distance import distance, flattened
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.graph.traced import Example, Traced, named_modules
+from prunus.graph.watch import Inside, Watch
 from prunus.util.state import generators_kept, module_state_kept
 
 _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvings leave two pixels, or four
 _LARGER = 1.5  # how much larger
-_HALVED = 32  # pixels of the smallest side that is halved in training mode
+_HALVED = 32  # pixels of the smallest side that is halved
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
@@ -38,19 +40,33 @@ _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
 _WRITERS = frozenset(("data", "parameters", "named_parameters", "no_grad", "load_state_dict"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """One run in a mode of `in_mode`, on the first of these inputs on which the network runs; others are removed."""
+    """One run in a mode of `in_mode`, on the first of these inputs on which the network runs; others are removed. Its
+    numbers are random, unless it is to be run as it is."""
 
     mode: str
     inputs: list[Example]
+    as_it_is: bool = False
+    _drawn: Example | None = None
+
+    def drawn(self) -> Example:
+        """The inputs to run."""
+        if self._drawn is None:
+            self._drawn = self.inputs[0] if self.as_it_is else randomised(self.inputs[0])
+        return self._drawn
+
+    def next(self) -> None:
+        """Go on to the next inputs."""
+        self.inputs.pop(0)
+        self._drawn = None
 
 
-def trials_for(traced: Traced, example: Example) -> tuple[list[Trial], list[Any] | None]:
+def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -> tuple[list[Trial], Run | None]:
     """Trials in eval mode, and in training mode on images of another, oblong size; and at further sizes if the code
     compares sizes. All on random inputs: small images, or of the shape of the example where the network needs that.
 
-    Also returns the flattened output of the whole network in the first trial; None if it does not run.
+    Also returns the run of the whole network in the first trial, with what happens inside; None if it does not run.
     """
     model = traced.model
 
@@ -58,23 +74,27 @@ def trials_for(traced: Traced, example: Example) -> tuple[list[Trial], list[Any]
         lonely = isinstance(value, Tensor) and value.dim() > 1 and value.size(0) == 1
         return torch.cat([value, value]) if lonely else value
 
-    one, two = few_images(example, 1), few_images(tree_map(doubled, example))
-    small = [side for side in _SIDES if min(_size_of(example) or (0,)) > _LARGER * side]
-    evaluation = Trial("eval", [randomised(e) for e in (*(_resized(one, side, side) for side in small), one, example)])
-    output = None
-    while evaluation.inputs and output is None:
+    one, two, full = few_images(example, 1), few_images(tree_map(doubled, example)), _size_of(example)
+    large = bool(full) and min(full) > _LARGER * _SIDES[0]
+    small = [(side, side) for side in _SIDES if large and min(full) > _LARGER * side]
+    if full and not large and min(full) >= _HALVED:
+        small = [(full[0] // 2, full[1] // 2)]
+    evaluation = Trial("eval", [*(_resized(one, *size) for size in small), one, example])
+    run = None
+    while evaluation.inputs and run is None:
         try:
             with in_mode(model, "eval"):
-                output = outputs_of(model, evaluation.inputs[0])
+                run = run_of(model, evaluation.drawn(), watch=None if inside is None else Watch(inside, False))
         except Exception:  # noqa: BLE001  whatever the model's own code raises
-            evaluation.inputs.pop(0)
-    trials, size = [evaluation] if evaluation.inputs else [], _size_of(evaluation.inputs[0] if output else example)
-    other = [_resized(two, size[0] // 2, size[1] * 3 // 4)] if size and not small and min(size) >= _HALVED else []
-    other += [_resized(two, size[0], size[1] * 3 // 2), _resized(two, *size)] if size else []
-    trials.append(Trial("training" + WITH_GRADIENTS, [randomised(e) for e in (*other, two, example)]))
-    for height, width in _sizes_compared(traced, size) if size else ():
-        trials.append(Trial("eval", [randomised(_resized(one, height, width))]))
-    return trials, output
+            evaluation.next()
+    trials, size = [evaluation] if evaluation.inputs else [], _size_of(evaluation.inputs[0] if run else example)
+    other = [(size[0], size[1] * 3 // 2), size] if size else []
+    if size in small and min(size) >= _HALVED:
+        other.insert(0, (size[0] * 3 // 4, size[1]))
+    trials.append(Trial("training" + WITH_GRADIENTS, [*(_resized(two, *each) for each in other), two, example]))
+    for height, width in _sizes_compared(traced, size if large else full) if size else ():
+        trials.append(Trial("eval", [_resized(one, height, width)]))
+    return trials, run
 
 
 def _size_of(example: Example) -> tuple[int, int] | None:
@@ -161,9 +181,9 @@ def _own_methods(kind: type) -> Iterator[FunctionType]:
 _ROUNDING = 1e-3  # both run the same calls: only the code of another path differs by more
 
 
-def check_recording(traced: Traced, example: Example, inputs: Example, output: list[Any] | None) -> None:
-    """Raise TraceError unless the graph computes what the model computes: this output from these inputs, or else from
-    random inputs of the shape of the example.
+def check_recording(traced: Traced, example: Example, inputs: Example, run: Run | None) -> None:
+    """Raise TraceError unless the graph computes what the model computes: what this run gave for these inputs, or else
+    what it gives for random inputs of the shape of the example.
 
     Code that looks at sizes may be recorded for the sizes of the example only. The example itself would not show that
     something computed from it was recorded as a constant.
@@ -171,15 +191,17 @@ def check_recording(traced: Traced, example: Example, inputs: Example, output: l
 
     def apart(inputs: Example, output: list[Any]) -> float:
         runner = GraphRunner(traced)
+        # What the model does not change, its calls do not.
+        state = nullcontext() if run is not None and not run.changed else module_state_kept(traced.model)
         try:
-            with module_state_kept(traced.model), generators_kept(0):
+            with state, generators_kept(0):
                 values = runner.bind(copied(inputs))
                 return distance(flattened(runner.run(values, free=last_uses(runner.nodes))), output)
         except Exception:  # noqa: BLE001  whatever the model's own code raises
             return float("inf")
 
     with in_mode(traced.model, "eval"):
-        if output is not None and not traced.guards and apart(inputs, output) <= _ROUNDING:
+        if run is not None and not traced.guards and apart(inputs, run.output) <= _ROUNDING:
             return
         drawn = randomised(example)
         error = apart(drawn, outputs_of(traced.model, drawn))
@@ -203,19 +225,26 @@ def constants_varied(model: nn.Module) -> Iterator[None]:
 
     They are within 30% of the constant, or between 0.1 and 0.3 if that is small. The tensors are restored afterwards.
     """
-    generator = torch.Generator().manual_seed(0)
-    saved: list[tuple[Tensor, Tensor]] = []
     statistics = [b for name, b in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")]
+    constant = [tensor for tensor in (*model.parameters(), *statistics) if _is_constant(tensor.detach())]
+    saved = [tensor.data for tensor in constant]
+    counts = torch.tensor([tensor.numel() for tensor in constant], dtype=torch.long)
+    value = torch.tensor([float(tensor.detach().reshape(-1)[0]) for tensor in constant]).repeat_interleave(counts)
+    drawn = torch.rand(len(value), generator=torch.Generator().manual_seed(0))
+    varied = torch.where(value.abs() >= _SMALL, value * (0.7 + 0.6 * drawn), 0.1 + 0.2 * drawn)
     try:
-        for tensor in (*model.parameters(), *statistics):
-            if tensor.is_floating_point() and tensor.numel() > 1:
-                numbers = tensor.detach().reshape(-1)
-                if numbers[0] == numbers[-1] and bool((numbers == numbers[0]).all()):
-                    saved.append((tensor, tensor.data))
-                    drawn = torch.rand(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
-                    value = numbers[0]
-                    tensor.data = value * (0.7 + 0.6 * drawn) if abs(value) >= _SMALL else 0.1 + 0.2 * drawn
+        for tensor, numbers in zip(constant, varied.split(counts.tolist()) if constant else (), strict=True):
+            tensor.data = numbers.view(tensor.shape).to(tensor.device, tensor.dtype)
         yield
     finally:
-        for tensor, before in saved:
+        for tensor, before in zip(constant, saved, strict=True):
             tensor.data = before
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Whether a tensor has several numbers that are all equal."""
+    if not tensor.is_floating_point() or tensor.numel() < 2:
+        return False
+    numbers = tensor.reshape(-1)
+    first, last = numbers[:: len(numbers) - 1].tolist()
+    return bool(first == last) and bool((numbers == first).all())

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_map
 
 from prunus.errors import ModelError, PrunusError
 from prunus.graph.absent import Absent
-from prunus.graph.compare import distance
+from prunus.graph.distance import distance
 from prunus.graph.selection import INDEX, selection_of
 from prunus.graph.traced import Example, as_call
 from prunus.timing.onnx_export import TOLERANCE, Difference, comparison_batches

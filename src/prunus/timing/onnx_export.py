@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from prunus.errors import DataError, FileError, ModelError
 from prunus.graph.absent import has_absent, plain_network
-from prunus.graph.compare import distance
+from prunus.graph.distance import distance
 from prunus.graph.record import trace_calls
 from prunus.graph.runner import copied
 from prunus.graph.selection import with_convolutions

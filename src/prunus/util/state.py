@@ -48,13 +48,13 @@ class ModuleState:
         values = module.__dict__
         self._saved.append((values, dict(values)))
         parameters = values["_parameters"]
-        for value in values.values():
+        held = [value for value in values.values() if type(value) not in PLAIN]
+        self._empty += [value for value in held if type(value) in CONTAINERS and not value]
+        for value in held:
             kind = type(value)
-            if kind in PLAIN or value is parameters:
+            if value is parameters or (kind in CONTAINERS and not value):
                 continue
-            if kind in CONTAINERS and not value:
-                self._empty.append(value)
-            elif kind is not tuple or not PLAIN.issuperset(map(type, value)):  # not a kernel size
+            if kind is not tuple or not PLAIN.issuperset(map(type, value)):  # not a kernel size
                 self._save(value, 0)
         if parameters:
             self._saved.append((parameters, dict(parameters)))
@@ -148,9 +148,7 @@ def _differs(live: Any, before: Any) -> bool:
 
 def _same_items(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
     """Whether two dicts have the same keys in the same order, and the same objects under them."""
-    if len(live) != len(saved):
-        return False
-    return all(map(operator.is_, live.values(), saved.values())) and all(map(operator.eq, live, saved))
+    return list(live) == list(saved) and all(map(operator.is_, live.values(), saved.values()))
 
 
 def has_own_code(module: nn.Module) -> bool:
