@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.fx
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 import prunus as pr
 from prunus.graph.record import trace_calls
 from prunus.graph.trials import constants_varied, trials_for
+from tests import proof
 from tests.graph.checks import unchanged
 from tests.graph.odd_nets import WIDTH, Plain, centred
 
@@ -137,6 +140,44 @@ def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
     assert [each[0] for each in shapes(small, 4, 3, 32, 32)] == [(1, 3, 16, 16), (2, 3, 16, 24)]
     assert [each[0] for each in shapes(small, 4, 3, 24, 24)] == [(1, 3, 24, 24), (2, 3, 24, 36)]
     assert shapes(nn.Sequential(nn.Conv2d(3, 2, 20)), 4, 3, 32, 32)[0][0] == (1, 3, 32, 32)
+
+
+class ByItsSize(nn.Module):
+    """Takes another path for images of other sizes."""
+
+    def __init__(self, other: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)
+        self.other = other
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.c(torch.relu(self.b(centred(h) if self.other(x) else h)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: min(x.shape[2:]) > 20,
+        lambda x: x[0].numel() > 2000,
+        lambda x: len(x[0, 0]) > 18,
+        lambda x: x.size(-1) % 2 == 1,
+        lambda x: x.shape[0] > 3,
+    ],
+    ids=["least side", "numbers", "length", "odd", "images"],
+)
+def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[Tensor], bool]) -> None:
+    """A channel of `a` that is removed would be missing in the mean; those of `b` go."""
+    torch.manual_seed(0)
+    model = ByItsSize(other).double().eval()
+    graph = pr.trace(model, PICTURE)
+    assert list(graph.units) == ["b:out"] and "first at mean" in graph.frozen["a"]
+    keep = {"b:out": [1, 2, 5]}
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
+    for shape in ((2, 3, 16, 16), (2, 3, 40, 48), (2, 3, 17, 19), (5, 3, 16, 16)):
+        picture = torch.randn(shape, dtype=torch.float64)
+        with proof.masked(model, graph, keep):
+            assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12
 
 
 def test_only_constants_vary_and_all_is_restored() -> None:

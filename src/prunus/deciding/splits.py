@@ -56,6 +56,8 @@ class SplitTask:
     def cutter(self) -> Cutter:
         """Cuts units to widths at which the cost is known."""
         settings = self.settings
+        if removes_blocks(settings):
+            self.graph.prove_branches()
         limits = WidthLimits(settings.round_to, self.original_widths, widths_of(self.cost), removes_blocks(settings))
         return Cutter(self.graph, self.scores, limits)
 
@@ -79,6 +81,8 @@ def lowest_cost(
     graph: ChannelGraph, names: Sequence[str], cost: CostOf, round_to: int | None = 1, *, blocks: bool = False
 ) -> float:
     """The lowest cost that these units can be pruned to; all readers of a stream drop the same channels."""
+    if blocks:
+        graph.prove_branches()
     limits = WidthLimits(round_to, known=widths_of(cost), blocks=blocks)
     return least_cost(Cutter(graph, in_order(graph), limits), names, cost)
 

@@ -30,7 +30,7 @@ from prunus.graph.grouping import make_units
 from prunus.graph.memory import Memory
 from prunus.graph.merging import follow_widths
 from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
-from prunus.graph.proof import prove, verify
+from prunus.graph.proof import prove, prove_branches, verify
 from prunus.graph.record import trace_calls
 from prunus.graph.replay import replay_plan
 from prunus.graph.surgery import carve
@@ -62,13 +62,23 @@ class ChannelGraph:
         self.branches = find_branches(analysis, self.grouped)
         self.units: dict[str, Unit] = {}
         self.keep_branches(())
-        self.trials: list[Trial] = []  # in which `trace` ran it, besides eval mode
+        self.trials: list[Trial] = []  # in which `trace` ran it
+        self._branches_proven = False
 
     def __repr__(self) -> str:
         return (
             f"ChannelGraph({type(self.model).__name__}: {len(self.units)} units, {len(self.layers)} layers, "
             f"{self.macs:,} MACs, {self.params:,} parameters, {len(self.frozen)} frozen, streams={self.streams!r})"
         )
+
+    def prove_branches(self) -> None:
+        """Run the network without the branches that can vanish, once: units that must not lose theirs no longer can.
+
+        Call it before plans are chosen that remove branches. `prune` runs each such plan in any case.
+        """
+        if not self._branches_proven:
+            self._branches_proven = True
+            prove_branches(self)
 
     def keep_branches(self, units: Collection[str]) -> None:
         """Branches that must not be removed with these units."""

@@ -35,7 +35,7 @@ from prunus.graph.traced import MIXING, is_depthwise, named_modules
 from prunus.graph.trials import Trial, check_recording, constants_varied, may_write_weights, trials_for
 from prunus.graph.units import Indices, Keep, Unit
 from prunus.graph.watch import Inside
-from prunus.util.state import module_state_kept
+from prunus.util.state import module_state_kept, undisturbed
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -62,15 +62,21 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
         while reasons:
             graph = graph.without(reasons)
             reasons = _culprits_by_running(_Attempt.at(graph, _trial_plan(graph)), trials) if graph.units else {}
-        vanishing = [*graph.branches]
-
-        def vanish_badly(names: Sequence[str]) -> bool:
-            return failure(graph, dict.fromkeys(names, ()), trials) is not None
-
-        if vanishing and vanish_badly(vanishing):
-            graph.keep_branches(culprits(vanishing, vanish_badly))
-    graph.trials = [trial for trial in trials[1:] if trial.inputs]
+    graph.trials = [trial for trial in trials if trial.inputs]
     return graph
+
+
+def prove_branches(graph: ChannelGraph) -> None:
+    """Remove all branches that can vanish, by a trial plan, and keep those without which the network computes something
+    else. This is the proof of a few plans only, so that it is not a part of every `trace`."""
+    model, names = graph.model, [*graph.branches]
+    with undisturbed(model), module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
+
+        def fails(names: Sequence[str]) -> bool:
+            return failure(graph, dict.fromkeys(names, ()), graph.trials) is not None
+
+        if names and graph.trials and fails(names):
+            graph.keep_branches(culprits(names, fails))
 
 
 def _prove_on_labels(graph: ChannelGraph) -> ChannelGraph:
@@ -161,7 +167,7 @@ def verify(graph: ChannelGraph, keep: Keep, slices: Slices, pruned: nn.Module) -
     """
     trials = [] if is_constant(graph.example) else [Trial("eval", [graph.example], as_it_is=True)]
     drawn = Trial("eval" + WITH_GRADIENTS if trials else "eval", [graph.example])
-    trials += [drawn, *graph.trials]
+    trials += [drawn, *graph.trials[1:]]
     if any(module.training for _, module in named_modules(graph.model)):
         trials.append(Trial("own" + WITH_GRADIENTS, [drawn.drawn()], as_it_is=True))
     writing = may_write_weights(graph.model)
@@ -279,7 +285,7 @@ def _first_failing(
                         break
                 trial.next()
             run = None
-            if not trial.inputs and trial.mode != "eval":
+            if not trial.inputs and (trial.mode != "eval" or trial is not trials[0]):
                 what = None
             if what == RANDOM and "training" in trial.mode:
                 what = None

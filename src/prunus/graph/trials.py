@@ -34,6 +34,7 @@ _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvi
 _LARGER = 1.5  # how much larger
 _HALVED = 32  # pixels of the smallest side that is halved
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
+_MOST_IMAGES = 16  # that are tried because the code compares their number
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 # What code names that writes to weights, besides methods that work in place.
@@ -63,8 +64,9 @@ class Trial:
 
 
 def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -> tuple[list[Trial], Run | None]:
-    """Trials in eval mode, and in training mode on images of another, oblong size; and at further sizes if the code
-    compares sizes. All on random inputs: small images, or of the shape of the example where the network needs that.
+    """Trials in eval mode, and in training mode on images of another, oblong size; and at further sizes, or with more
+    images, if the code compares these. All on random inputs: small images, or of the shape of the example where the
+    network needs that.
 
     Also returns the run of the whole network in the first trial, with what happens inside; None if it does not run.
     """
@@ -75,8 +77,8 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
         return torch.cat([value, value]) if lonely else value
 
     one, two, full = few_images(example, 1), few_images(tree_map(doubled, example)), _size_of(example)
-    large = bool(full) and min(full) > _LARGER * _SIDES[0]
-    small = [(side, side) for side in _SIDES if large and min(full) > _LARGER * side]
+    small = [(side, side) for side in _SIDES if full and min(full) > _LARGER * side]
+    large = bool(small)
     if full and not large and min(full) >= _HALVED:
         small = [(full[0] // 2, full[1] // 2)]
     evaluation = Trial("eval", [*(_resized(one, *size) for size in small), one, example])
@@ -92,8 +94,10 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
     if size in small and min(size) >= _HALVED:
         other.insert(0, (size[0] * 3 // 4, size[1]))
     trials.append(Trial("training" + WITH_GRADIENTS, [*(_resized(two, *each) for each in other), two, example]))
-    for height, width in _sizes_compared(traced, size if large else full) if size else ():
+    for height, width in _sizes_compared(traced, size if large else full) if size and full else ():
         trials.append(Trial("eval", [_resized(one, height, width)]))
+    more = _images_compared(traced) if run else []
+    trials += [Trial("eval", [_repeated(evaluation.inputs[0], images)]) for images in more]
     return trials, run
 
 
@@ -117,22 +121,59 @@ def _resized(example: Example, height: int, width: int) -> Example:
 
 
 def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Sizes on both sides of the numbers that the code compares heights and widths with, or areas, to choose its path;
-    oblong and larger ones if it compares heights with widths."""
-    guards = [n for n in traced.graph.nodes if n.name in traced.guards and n.target in _COMPARISONS]
-    guards = [node for node in guards if any(_is_of_space(used) for used in node.all_input_nodes)]
-    numbers = {n for node in guards for n in node.args if isinstance(n, int | float)}
+    """Sizes for further trials: on both sides of the numbers that the
+    code compares heights and widths with, or areas, to choose its path; of the other parity if it asks for remainders;
+    oblong and larger ones if it looks at sizes in another way."""
+    guards = [n for n in traced.graph.nodes if n.name in traced.guards]
+    guards = [n for n in guards if _is_of_space(n, traced) or any(_is_of_space(u, traced) for u in n.all_input_nodes)]
     largest = max(_LARGEST, 2 * max(size))
-    sides = sorted({int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= largest})[-2:]
-    found = [(a, b) for s in sides for a, b in ((s // 16 * 8, s // 16 * 8), (s // 8 * 8 + 8, s // 8 * 8 + 16)) if a]
-    return found or ([(size[0] * 5 // 2, size[1] * 7 // 2), (size[0] * 2, size[1])] if guards else [])
+    sides: set[int] = set()
+    remainder = other = False
+    for node in guards:
+        numbers = [n for n in node.args if isinstance(n, int | float)] if node.target in _COMPARISONS else []
+        near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= largest}
+        divides = any(used.target is operator.mod for used in (node, *node.all_input_nodes))
+        sides, remainder, other = sides | near, remainder or divides, other or not (near or divides)
+    found = [
+        (a, b) for s in sorted(sides)[-2:] for a, b in ((s // 16 * 8,) * 2, (s // 8 * 8 + 8, s // 8 * 8 + 16)) if a
+    ]
+    larger = [(size[0] * 5 // 2, size[1] * 7 // 2), (size[0] * 2, size[1])] if other and not found else []
+    return found + larger + ([(size[0] + 1, size[1] + 3)] if remainder else [])
 
 
-def _is_of_space(node: fx.Node, depth: int = 4) -> bool:
+def _images_compared(traced: Traced) -> list[int]:
+    """More images than the largest number that the code compares their number with."""
+    numbers = set()
+    for node in traced.graph.nodes:
+        if node.name in traced.guards and node.target in _COMPARISONS:
+            asked = [used for used in node.all_input_nodes if used.target in (operator.getitem, "size")]
+            if any(used.args[1:] == (0,) and not _is_of_space(used, traced) for used in asked):
+                numbers |= {n for n in node.args if isinstance(n, int) and 0 < n <= _MOST_IMAGES}
+    return [max(numbers) + 1] if numbers else []
+
+
+def _repeated(example: Example, images: int) -> Example:
+    """The example with so many images."""
+
+    def repeat(value: Any) -> Any:
+        fits = isinstance(value, Tensor) and value.dim() > 1
+        return value[torch.arange(images, device=value.device) % value.size(0)] if fits else value
+
+    return tree_map(repeat, example)
+
+
+def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
     """Whether a number is computed from sizes of images, and not of batches or channels only."""
+    if node.target == "numel":
+        return True
     if node.target in (operator.getitem, "size") and len(node.args) > 1 and isinstance(node.args[1], int | slice):
-        return node.args[1] not in (0, 1)
-    return depth > 0 and any(_is_of_space(used, depth - 1) for used in node.all_input_nodes)
+        source = node.all_input_nodes[0]
+        if source.target is operator.getitem:  # of a part of a shape
+            return _is_of_space(source, traced)
+        tensors = [source] if node.target == "size" else source.all_input_nodes
+        shapes = [traced.shapes.get(tensor.name) for tensor in tensors]
+        return node.args[1] not in (0, 1) or any(isinstance(shape, torch.Size) and len(shape) < 3 for shape in shapes)
+    return depth > 0 and any(_is_of_space(used, traced, depth - 1) for used in node.all_input_nodes)
 
 
 # -- what the model's own code does
@@ -233,7 +274,7 @@ def constants_varied(model: nn.Module) -> Iterator[None]:
     drawn = torch.rand(len(value), generator=torch.Generator().manual_seed(0))
     varied = torch.where(value.abs() >= _SMALL, value * (0.7 + 0.6 * drawn), 0.1 + 0.2 * drawn)
     try:
-        for tensor, numbers in zip(constant, varied.split(counts.tolist()) if constant else (), strict=True):
+        for tensor, numbers in zip(constant, torch.split(varied, counts.tolist()) if constant else (), strict=True):
             tensor.data = numbers.view(tensor.shape).to(tensor.device, tensor.dtype)
         yield
     finally:
