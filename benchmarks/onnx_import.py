@@ -2,6 +2,7 @@
 
     python benchmarks/onnx_import.py results.json              # all networks; about ten minutes
     python benchmarks/onnx_import.py results.json timm:dla34   # some
+    python benchmarks/onnx_import.py results.json --quick      # all, by torch's older exporter only
 
 Each network has random weights. It is written by one of torch's exporters, imported (which compares it with
 onnxruntime for one image and for three), traced, and pruned by a random plan (which compares it with the zeroed
@@ -103,8 +104,9 @@ def main(out: Path, names: list[str]) -> None:
     logging.disable(logging.WARNING)
     everything = [f"torchvision:{name}" for name in TORCHVISION.split()] + [f"timm:{name}" for name in TIMM.split()]
     results = json.loads(out.read_text()) if out.exists() else {}
-    for name in names or [*OTHERS, *everything]:
-        for exporter in ("old", "one image", "new"):
+    exporters = ("old",) if "--quick" in names else ("old", "one image", "new")
+    for name in [name for name in names if name != "--quick"] or [*OTHERS, *everything]:
+        for exporter in exporters:
             try:
                 done = survey(name, exporter)
             except Exception as error:  # noqa: BLE001  (exporters raise anything)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from prunus.graph import rules
     from prunus.graph.channel_graph import ChannelGraph, prune, trace
     from prunus.graph.files import load, save
+    from prunus.graph.outputs import keep_classes
     from prunus.graph.plan import Plan
     from prunus.graph.rules.rulebook import register_rule
     from prunus.graph.surgery import zeroed
@@ -128,6 +129,7 @@ _HOMES = {
     "fit": "prunus.train.fit",
     "fold_batch_norm": "prunus.ship.fold",
     "from_onnx": "prunus.zoo.onnx_file",
+    "keep_classes": "prunus.graph.outputs",
     "latency": "prunus.timing.latency",
     "load": "prunus.graph.files",
     "mimic": "prunus.train.mimic",
@@ -200,6 +202,7 @@ __all__ = [
     "fit",
     "fold_batch_norm",
     "from_onnx",
+    "keep_classes",
     "latency",
     "load",
     "mimic",

@@ -110,6 +110,9 @@ class DataOptions:
             seed=self.seed_for(named, seed),
             labels=wanted.label_kind,
         )
+        kept = named.asked.get("classes")
+        if kept and named.asked.get("data") == self.data:  # the run's network knows only these
+            opened = opened.only(opened.class_numbers(kept))
         if opened.labelled and wanted.label_kind is None and wanted.name in TASKS:
             raise DataError(
                 f"{name} holds no labels for {wanted.name}: give loaders of your own, --data your_module:make_data"

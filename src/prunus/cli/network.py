@@ -240,7 +240,7 @@ def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: 
         from prunus.zoo.onnx_file import read_onnx
 
         outputs = read_onnx(named.name).num_classes
-        if outputs not in (None, len(data.classes)):
+        if outputs not in (None, len(data.classes)) and "classes" not in arguments:
             raise ModelError(
                 f"{named.name} is for {outputs} classes, and {data.name} has {len(data.classes)}: give images of its "
                 "own classes, in folders whose sorted names are in the order of its outputs"
@@ -294,10 +294,18 @@ def _built(named: NamedModel, arguments: Mapping[str, Any], seed: int = 0) -> nn
     from prunus.zoo.models import create
     from prunus.zoo.weights import load_weights
 
+    plain = {name: value for name, value in arguments.items() if name != "classes"}
     with generators_kept(seed):
-        model = create(named.name, pretrained=named.pretrained, **arguments)
+        model = create(named.name, pretrained=named.pretrained, **plain)
     if named.weights is not None:
         load_weights(model, named.weights)
+    if "classes" in arguments:  # of a file, which has all of them
+        import torch
+
+        from prunus.graph.outputs import keep_classes
+
+        shape = (named.config.shape[0], *arguments.get("size", named.config.shape[1:]))
+        model = keep_classes(model, torch.zeros(1, *shape), arguments["classes"])
     return model
 
 
@@ -434,7 +442,7 @@ def open_network(
 
     from prunus.graph.files import example_of, load
     from prunus.graph.plan import Plan
-    from prunus.zoo.models import accepts, create
+    from prunus.zoo.models import accepts
 
     data = str(named.asked.get("data", ""))
     count = classes or num_classes(data)
@@ -446,6 +454,7 @@ def open_network(
     if named.is_file:
         sides = list(shape[1:]) if shape else None if size is None else [size, size]
         arguments = {"size": sides} if named.any_size else {}
+        arguments |= {"classes": named.arguments["classes"]} if "classes" in named.arguments else {}
         shape = shape or (named.config.shape[0], *(sides if named.any_size and sides else named.config.shape[1:]))
     elif named.arguments and classes is None:
         arguments = dict(named.arguments)
@@ -462,7 +471,7 @@ def open_network(
 
     assert plan is not None
     folder = named.folders[-1]
-    original = create(named.name, **arguments)
+    original = _built(named, arguments)
     for earlier in named.folders[:-1]:
         original = load(earlier, original)
     network, inputs = load(folder, original), None

@@ -43,6 +43,7 @@ from prunus.run.settings import Settings, check_settings, with_goal
 from prunus.util.files import PRUNING, read_object, refuse_others, write_atomically
 from prunus.util.options import option
 from prunus.util.text import count
+from prunus.util.user_code import import_user_function
 from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class PruneOptions(TrainingImages):
     weights: Path | None = option(
         None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
     )
+    classes: str | None = option(None, "Keep these classes only, as numbers or names: 3,17,42 or cat,dog", group="Data")
     pretrained: bool = option(False, "The weights that timm or torchvision loads itself", group="Data")
     paper: bool = option(False, "The paper's method to the letter; its cost is printed first", group="Goal")
 
@@ -107,6 +109,8 @@ class Request:
         """What the run's config.json says of the command."""
         about: dict[str, Any] = {"command": self.record(), "command_line": self.command_line()}
         about["built"] = factory_arguments(named, images)
+        if named.is_file and self.options.classes and not isinstance(images, UserData):  # a file has all of its classes
+            about["built"] |= {"classes": self._class_numbers(named)}
         if named.name != self.model:  # a run's folder or NAME=WEIGHTS: what it starts from
             from prunus.run.summary import Beginning
             from prunus.util.typed_json import to_data
@@ -121,10 +125,20 @@ class Request:
                 about["original"] = read_object(config).get("original")
         return about
 
+    def _class_numbers(self, named: NamedModel) -> list[int]:
+        """The numbers of the classes that are kept, among all of the data set."""
+        whole = self.data.open(replace(named, asked={}), self.settings.seed, self.settings.task)
+        assert not isinstance(whole, UserData) and self.options.classes is not None
+        return whole.class_numbers(self.options.classes)
+
     def resolved(self) -> tuple[Request, NamedModel]:
         """The request with the data and task of its network, and the network."""
         named = resolve(self.model, self.options.weights, pretrained=self.options.pretrained)
         request = replace(self, data=self.data.known_for(named))
+        kept = named.asked.get("classes") if named.asked.get("data") == request.data.data else None
+        if kept and request.options.classes not in (None, kept):
+            raise ModelError(f"{named.typed} knows only the classes {kept}: leave out --classes")
+        request = replace(request, options=replace(request.options, classes=request.options.classes or kept))
         if not named.has_weights and not request.is_demo:
             raise ModelError(
                 f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}"
@@ -179,6 +193,8 @@ def command(
         prunus prune runs/prune-resnet56-cifar10 --target 0.3
 
         prunus prune model.onnx --data folder:images --speedup 1.5
+
+        prunus prune resnet56 --data cifar10 --weights w.safetensors --classes cat,dog,horse
 
         prunus prune nets:unet --data nets:loaders --task segmentation
 
@@ -304,6 +320,16 @@ def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyDat
         network = demo_network(images, settings.seed, rank)
     else:
         network = open_model(named, images, seed=settings.seed)
+    if request.options.classes and not named.asked.get("classes"):
+        from prunus.graph.outputs import keep_classes
+        from prunus.zoo.models import accepts
+
+        if isinstance(images, UserData):
+            raise ModelError(f"--classes is for data sets by name; {images.name} gives its own labels")
+        if named.is_user_provided and not accepts(import_user_function(named.name, ModelError), "num_classes"):
+            raise ModelError(f"--classes needs a factory that takes num_classes, which {named.name} does not")
+        numbers = images.class_numbers(request.options.classes)
+        network, images = keep_classes(network, images.example(), numbers), images.only(numbers)
     if world == 1:
         network = network.to(request.device.pick())
     parts = _parts(images, request, rank, world)

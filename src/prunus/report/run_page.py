@@ -337,7 +337,16 @@ def loading(run: FinishedRun) -> str:
     name = str(start.get("network", run.command["model"]))
     if name.endswith(".onnx"):
         name = str(kept) if (kept := run.folder / "original.onnx").is_file() else name
-        return f"import prunus\noriginal = prunus.from_onnx({name!r})\nsmall = prunus.load({folder}, original).eval()"
+        lines = [
+            "import prunus",
+            f"original = prunus.from_onnx({name!r})",
+            f"small = prunus.load({folder}, original).eval()",
+        ]
+        if kept_classes := (run.config.get("built") or {}).get("classes"):
+            shape = run.plan.example["shape"] if isinstance(run.plan.example, dict) else []
+            lines[1:2] = ["import torch", lines[1]]
+            lines.insert(3, f"original = prunus.keep_classes(original, torch.zeros({shape}), {kept_classes})")
+        return "\n".join(lines)
     arguments = [repr(name)]
     if run.summary.layers:
         arguments.append(f"num_classes={list(run.summary.layers.values())[-1].outputs[0]}")

@@ -9,7 +9,7 @@ A data set has three disjoint parts: `train` for the weights, `holdout` for deci
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from prunus.errors import DataError
+from prunus.util.registry import unknown
 from prunus.zoo import boxes, folders, formats
-from prunus.zoo.images import Images, MemoryImages, Part, divide, stratified
+from prunus.zoo.images import FileImages, Images, MemoryImages, Part, divide, stratified
 from prunus.zoo.loader import Batch, FileLoader, Loader, MemoryLoader, Order
 from prunus.zoo.names import DATA_SETS, NAMES, DataSet, check_data_set, parse_holdout
 
@@ -57,6 +58,42 @@ class ImageData:
     def labelled(self) -> bool:
         """Whether the images have labels. If not, batches are (images,)."""
         return bool(self.classes)
+
+    def only(self, numbers: Sequence[int]) -> ImageData:
+        """The images of some classes, whose labels are the places of their classes in `numbers`.
+
+        Raises:
+            DataError: The images have no single class each, or a part has none of these classes.
+        """
+        parts: dict[Part, Images] = {}
+        places = np.full(len(self.classes), -1, dtype=np.int64)
+        places[list(numbers)] = np.arange(len(numbers))
+        for name, images in self.parts.items():
+            if images.labels.ndim != 1 or not self.classes or (isinstance(images, FileImages) and images.masks):
+                raise DataError(f"{self.name}: some classes can be chosen among images that have one class each")
+            there = np.flatnonzero(places[images.labels] >= 0)
+            if not len(there) and len(images.labels):
+                raise DataError(f"{self.name} has no {name} images of these classes")
+            taken = images.take(there)
+            parts[name] = replace(taken, labels=places[taken.labels])
+        return replace(self, classes=tuple(self.classes[number] for number in numbers), parts=parts)
+
+    def class_numbers(self, text: str) -> list[int]:
+        """The numbers of classes that are given as `3,17,42`, or by name as `cat,dog`.
+
+        Raises:
+            DataError: There is no such class, fewer than two are given, or one is given twice.
+        """
+        names = {name.lower(): number for number, name in enumerate(self.classes)}
+        found = []
+        for word in (part.strip() for part in text.split(",")):
+            number = names.get(word.lower(), int(word) if word.isdecimal() else -1)
+            if not 0 <= number < len(self.classes):
+                raise DataError(unknown(f"class of {self.name}", word, self.classes))
+            found.append(number)
+        if len({*found}) < max(2, len(found)):
+            raise DataError(f"give two or more different classes, as in 3,17,42 or cat,dog; got {text}")
+        return found
 
     def count(self, part: Part) -> int:
         """Number of images in a part; 0 if the part does not exist."""
