@@ -194,7 +194,7 @@ def command(
 
         prunus prune model.onnx --data folder:images --speedup 1.5
 
-        prunus prune resnet56 --data cifar10 --weights w.safetensors --classes cat,dog,horse
+        prunus prune resnet56 --data cifar10 --weights w.safetensors --classes 3,5
 
         prunus prune nets:unet --data nets:loaders --task segmentation
 
