@@ -15,6 +15,7 @@ they added is then part of what is missing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -338,7 +339,7 @@ def _reachable(
     """Shortcuts with those gaps that the original network can reach before the next stop; and how far it goes."""
     place = {node: i for i, node in enumerate(order)}
     ahead, known = dict(zip(stops, stops, strict=True)), dict(shortcuts)
-    for stop, after in zip(stops, [*stops[1:], None], strict=True):
+    for stop, after in itertools.zip_longest(stops, stops[1:]):
         shortcut = shortcuts.get(stop)
         if shortcut is None or shortcut.gap is None:
             continue
