@@ -8,8 +8,9 @@
     python benchmarks/detection.py measure DIR --run RUN --weights best.pt --json FILE.json
 
 `measure` writes a row for each network as it is known: unpruned, before repair, repaired, after mimicking, retrained by
-ultralytics, and torch-pruning's at the same share of MACs. AP is that of the test images that nothing decided on; time is
-that of one image in onnxruntime on one thread, beside the unpruned network. A row that the file has is not measured again.
+ultralytics, and torch-pruning's at the same share of MACs. AP is that of the test images that nothing decided on; time
+is that of one image in onnxruntime on one thread, beside the unpruned network. A row that the file has is not measured
+again.
 The licence of ultralytics is the AGPL.
 """
 
@@ -106,7 +107,7 @@ def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epoc
 
     import prunus
     from prunus.graph.plan import Plan
-    from prunus.timing.latency import speedup
+    from prunus.timing.latency import latency, speedup
     from prunus.zoo.data import load
     from prunus.zoo.models import create
     from prunus.zoo.weights import load_weights, read_tensors
@@ -122,9 +123,11 @@ def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epoc
         if network is None or name in rows:
             return network
         got = prunus.evaluate(network.eval(), data.loader("test", 16), task="detection")
-        timed = (
-            None if name == "unpruned" else speedup(model, network, example, engine="onnxruntime", batch=1, threads=1)
-        )
+        timed = None
+        if name != "unpruned":
+            pair = {"before": model, "after": network}
+            how: dict[str, Any] = {"engine": "onnxruntime", "batch_sizes": (1,), "threads": 1, "cpu_time": True}
+            timed = speedup(*(timing.seconds for timing in latency(pair, example, rounds=30, **how)))
         rows[name] = {
             "AP50-95": round(100 * got.quality, 2),
             "AP50": round(100 * got.details["AP50"], 2),

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from prunus.tasks.builtin import regression, segmentation
     from prunus.tasks.detection import detection
     from prunus.tasks.evaluate import Evaluation, evaluate
+    from prunus.tasks.one_stage import one_stage
     from prunus.timing.latency import Timing, latency
     from prunus.train.fit import Fitted, fit
     from prunus.train.mimic import Mimicked, mimic
@@ -133,6 +134,7 @@ _HOMES = {
     "latency": "prunus.timing.latency",
     "load": "prunus.graph.files",
     "mimic": "prunus.train.mimic",
+    "one_stage": "prunus.tasks.one_stage",
     "prune": "prunus.graph.channel_graph",
     "register_rule": "prunus.graph.rules.rulebook",
     "regression": "prunus.tasks.builtin",
@@ -206,6 +208,7 @@ __all__ = [
     "latency",
     "load",
     "mimic",
+    "one_stage",
     "prune",
     "register_rule",
     "regression",

@@ -63,6 +63,13 @@ def run_onnx(path: str, images: torch.Tensor) -> np.ndarray:
     return session.run(None, {"input": images.numpy()})[0]
 
 
+def test_anchor_free_detector(run: Run) -> None:
+    names = run("anchor_free_detector")
+    check(names["result"], 0.4, learned=0.2, points=8)
+    found = names["decode"](names["result"].model.eval()(names["test"][0][0]))
+    assert len(found) == 16 and all(len(one["scores"]) for one in found)
+
+
 def test_own_classifier(run: Run) -> None:
     names = run("own_classifier")
     check_one_point(names["result"], learned=0.7)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax, softmax
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunus.tasks.builtin import CLASSIFICATION
-from prunus.train.distillation import distillation_loss
+from prunus.train.distillation import common_maps, distillation_loss
 
 DRAW = np.random.default_rng(0)
 STUDENT, TEACHER, LABELS = DRAW.normal(size=(6, 4)), DRAW.normal(size=(6, 4)), DRAW.integers(0, 4, 6)
@@ -42,3 +43,20 @@ def test_the_gradient_goes_to_the_student() -> None:
     loss(student, 2.0, 1.0).backward()
     expected = 2.0 * (softmax(STUDENT / 2, axis=1) - softmax(TEACHER / 2, axis=1)) / 6  # T^2 x (p - q) / T, mean over 6
     np.testing.assert_allclose(student.grad.numpy(), expected, atol=1e-12)  # type: ignore[union-attr]
+
+
+class DecodesInEval(nn.Module):
+    """A detector in small: its last layer runs in eval mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.decoder = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1, stride=2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.body(images)
+        return maps if self.training else self.decoder(maps)
+
+
+def test_maps_that_training_does_not_compute_are_not_compared() -> None:
+    model = DecodesInEval()
+    assert common_maps(model, DecodesInEval(), torch.zeros(1, 3, 8, 8)) == ["body"]

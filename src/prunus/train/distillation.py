@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from prunus.errors import RunError
 from prunus.tasks.evaluate import mean_loss, squared_distance
 from prunus.util.batches import batch_digest, call, order_channels_last
-from prunus.util.state import evaluating
+from prunus.util.state import evaluating, generators_kept
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -83,12 +83,28 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
         finally:
             maps.remove()
     mine, its = shapes
-    last = {tuple(shape[2:]): name for name, shape in mine.items() if its.get(name) == shape}
+    trained = _run_in_training(student, images)
+    same = {name: shape for name, shape in mine.items() if its.get(name) == shape and name in trained}
+    last = {tuple(shape[2:]): name for name, shape in same.items()}
     if not last:
         raise RunError(
             "distill_features: no feature map has the same shape in the network and its teacher; leave it out"
         )
     return list(last.values())
+
+
+def _run_in_training(model: nn.Module, images: Any) -> set[str]:
+    """The modules that run in training mode: a detector may decode its boxes in eval mode only. All, if it needs more
+    than images to run in training mode."""
+    copied = copy.deepcopy(model).train()
+    names = [name for name, _ in copied.named_modules() if name]
+    maps = FeatureMaps(copied, names)
+    try:
+        with generators_kept():
+            call(copied, images)
+    except Exception:  # noqa: BLE001  whatever the model's own code raises
+        return set(names)
+    return set(maps.in_order())
 
 
 class Teacher:
