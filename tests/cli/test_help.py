@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,8 +114,10 @@ def test_modules_and_files_exist(path: Path) -> None:
 
 
 def _is_module_or_name(name: str) -> bool:
-    """A module, or a name in one."""
+    """A module, or a name in one; `prunus.ultralytics` is a name of the package that is a module."""
     package, _, attribute = name.rpartition(".")
+    if (parts := name.split("."))[1] in pr.__all__:
+        return all(hasattr(reduce(getattr, parts[1:n], pr), parts[n]) for n in range(1, len(parts)))
     try:
         return find_spec(name) is not None or hasattr(import_module(package), attribute)
     except ModuleNotFoundError:  # the parent is a module without submodules, or does not exist
