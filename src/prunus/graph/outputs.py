@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 
 from prunus.errors import TraceError
 from prunus.graph.channel_graph import ChannelGraph, trace
-from prunus.graph.compare import distance, outputs_of
+from prunus.graph.compare import outputs_of
+from prunus.graph.distance import distance
 from prunus.graph.traced import CONVOLUTIONS, TRANSPOSED, Example
 from prunus.util.state import evaluating, undisturbed
 
