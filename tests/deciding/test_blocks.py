@@ -56,7 +56,7 @@ def graph() -> pr.ChannelGraph:
 def task_of(graph: pr.ChannelGraph, seed: int, share: float, **settings: object) -> SplitTask:
     draw = np.random.default_rng(seed)
     errors = {n: np.cumsum(draw.exponential(size=w)) ** 1.5 * draw.uniform(0.5, 2) for n, w in WIDTHS.items()}
-    chosen = SplitSettings(**{"split": "least_error", "only": ("*:out",), **settings})
+    chosen = SplitSettings(**{"split": "least_error", "only": ("*:out",), "blocks": True, **settings})
     return SplitTask(graph, Scores("errors", errors), Budget("macs", share * graph.macs, graph.macs), chosen)
 
 
