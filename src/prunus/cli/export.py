@@ -13,7 +13,7 @@ from prunus.cli.images import DataOptions, UserData, task_on
 from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
 from prunus.cli.options import Classes, Original, Without, options_from_settings
 from prunus.errors import DataError, ModelError
-from prunus.ship.formats import NUM_CALIBRATION, file_format
+from prunus.ship.formats import DEVICE_FORMATS, FORMATS, NUM_CALIBRATION, SUFFIXES, file_format
 from prunus.tasks import task_of
 from prunus.util.files import refuse_overwriting
 from prunus.util.options import option
@@ -24,7 +24,7 @@ from prunus.zoo.names import is_user_data
 class ExportOptions:
     """The file that is written."""
 
-    format: str | None = option(None, "onnx, pt2, safetensors or py; by the file's suffix by default")
+    format: str | None = option(None, f"{', '.join(FORMATS)}; by the file's suffix by default")
     fold_bn: bool = option(False, "Fold batch norms into the layers before them")
     opset: int | None = option(None, "ONNX opset")
     fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
@@ -42,16 +42,18 @@ def command(
         typer.Argument(help="Folder of a pruned network, a model's NAME or NAME=WEIGHTS, or an .onnx file"),
         Early(check_network),
     ],
-    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2, .safetensors or .py")],
+    out: Annotated[Path, typer.Argument(help=f"File to write: {SUFFIXES}")],
     file: ExportOptions,
     data: Annotated[DataOptions, Without("size", "workers")],
     model: Original = None,
     classes: Classes = None,
 ) -> Answer:
-    """Write a network as ONNX, as torch.export's .pt2, as safetensors or as plain PyTorch.
+    """Write a network as ONNX, as torch.export's .pt2, as safetensors, as plain PyTorch, or for a device.
 
     The file is read back and compared with PyTorch, on random images or on those of --data. A .py builds the narrow
-    network from its own class, without prunus; its weights are in a .safetensors file beside it.
+    network from its own class, without prunus; its weights are in a .safetensors file beside it. For devices: .pte
+    (ExecuTorch), .ncnn.param (with .ncnn.bin beside it), .mnn, .tflite (LiteRT) and .mlpackage (Core ML, which can
+    only be checked by its structure here).
 
     Examples:
 
@@ -60,6 +62,8 @@ def command(
         prunus export resnet56=resnet56.safetensors full.pt2
 
         prunus export runs/prune-resnet56-cifar10 small.py
+
+        prunus export runs/prune-resnet56-cifar10 small.ncnn.param
 
         prunus export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
     """
@@ -77,6 +81,8 @@ def command(
     refuse_overwriting(out)
     if kind == "py":
         refuse_overwriting(out.with_suffix(".safetensors"))
+    if kind in DEVICE_FORMATS and file.opset is not None:
+        raise ModelError(f"--opset applies to .onnx only, not to {out.name}")
     from prunus.ship.export import export
     from prunus.timing.latency import repeated
 
@@ -106,6 +112,10 @@ def command(
         say(f"{done.path} and {done.path.with_suffix('.safetensors').name}: {done.bytes:,} bytes, run without prunus")
     else:
         say(f"{done.path}: {done.bytes:,} bytes, {done.format}{opset}")
+    if kind == "ncnn":
+        say(f"its weights are in {done.path.with_suffix('.bin').name} beside it")
+    if kind == "mlpackage":
+        say("Core ML runs on Apple's machines only: sizes and layers were checked, outputs were not compared")
     if done.num_images:
         compared = f"{done.num_images} {'images' if images is not None else 'random images'}"
         say(f"compared with PyTorch on {compared}: largest difference {done.error:.1e} of how much the outputs vary")

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from prunus.graph.files import read_tensors, save
 from prunus.graph.plan import Plan
 from prunus.graph.record import left_as_found
 from prunus.graph.traced import Example
+from prunus.ship.device_files import export_device_file, weights_beside
 from prunus.ship.fold import fold_batch_norm
-from prunus.ship.formats import Format, file_format
+from prunus.ship.formats import DEVICE_FORMATS, DeviceFormat, Format, file_format
 from prunus.ship.python_file import Original, export_python
 from prunus.timing.latency import check_example
 from prunus.timing.onnx_export import (
@@ -45,10 +46,10 @@ class Exported:
 
     Attributes:
         path: The file, or the folder if there is a plan.
-        format: onnx, pt2, safetensors or py.
-        bytes: The size of the file; of a Python file, with that of its weights.
+        format: onnx, pt2, safetensors, py, pte, ncnn, mnn, tflite or mlpackage.
+        bytes: The size of the file, with that of the weights beside it.
         error: The largest difference from PyTorch's outputs, relative to how much the values of each vary.
-        num_images: Images that were compared.
+        num_images: Images that were compared; 0 for Core ML, whose files run on Apple's machines only.
         opset: Of an ONNX file.
     """
 
@@ -83,13 +84,16 @@ def export(
         path: The file to write.
         format: "onnx" (for onnxruntime), "pt2" (torch.export; load with `torch.export.load(path).module()`),
             "safetensors" (tensors only; with `plan`, a folder for `prunus.load`) or "py" (a Python file that builds the
-            narrow network from its own class, and the weights beside it). Default: by the suffix of `path`.
+            narrow network from its own class, and the weights beside it). For devices: "pte" (ExecuTorch with XNNPACK),
+            "ncnn" (small.ncnn.param, and small.ncnn.bin beside it), "mnn", "tflite" (LiteRT) and "mlpackage" (Core ML).
+            Default: by the suffix of `path`.
             A program that loads a .pt2 whose outputs are dataclasses registers them first, with their full names:
             torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
         fold_bn: Fold batch norms into the layers before them, see `fold_batch_norm`.
         opset: ONNX opset; torch's own choice if not given.
         images: Images to compare on, as the network takes them; random ones if not given.
-        dynamic_batch: The file takes any number of images at a time; otherwise that of the example.
+        dynamic_batch: The file takes any number of images at a time; otherwise that of the example. Those for devices
+            always take that of the example.
         plan: The plan of a pruned network, which is saved with it.
         original: For "py", what builds the unpruned network: a class or function of a module, a `functools.partial` of
             one, `"module:factory"` or a name of the zoo. By default the model's class, without arguments.
@@ -137,6 +141,8 @@ def export(
                 images=images,
                 dynamic_batch=dynamic_batch,
             )
+        elif kind in DEVICE_FORMATS:
+            difference = export_device_file(cast(DeviceFormat, kind), model, example, path, images)
         else:
             with atomic(path) as part:
                 if kind == "onnx":
@@ -146,7 +152,9 @@ def export(
                 else:
                     difference = _export_pt2(model, example, part, images, dynamic_batch)
         report("export", 1, 1, "")
-    size = sum(f.stat().st_size for f in ([path, path.with_suffix(".safetensors")] if kind == "py" else [path]))
+    beside = {"py": [path.with_suffix(".safetensors")], "ncnn": [weights_beside(path)]}.get(kind, [])
+    files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else [path, *beside]
+    size = sum(f.stat().st_size for f in files)
     return Exported(path, kind, size, difference.error, difference.num_images, opset)
 
 

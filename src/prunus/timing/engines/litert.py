@@ -27,7 +27,7 @@ def converted(model: nn.Module, example: Any) -> bytes:
     Raises:
         ModelError: litert-torch cannot express the network.
     """
-    args = _positional(model, example)
+    args = positional(model, example)
     model = with_convolutions(model, example)
     try:
         with silent(), TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def converted(model: nn.Module, example: Any) -> bytes:
         raise ModelError(f"litert-torch cannot express {type(model).__name__}: {failure(error)}") from error
 
 
-def _positional(model: nn.Module, batch: Any) -> tuple[Any, ...]:
+def positional(model: nn.Module, batch: Any) -> tuple[Any, ...]:
     """A batch as positional arguments, by which the inputs of a .tflite file are known."""
     args, kwargs = as_call(batch)
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
@@ -76,7 +76,7 @@ def opened(content: bytes, threads: int) -> Callable[[tuple[Any, ...]], list[Any
 def _make(model: nn.Module, example: Any, threads: int) -> PreparedModel:
     def open_for(batch: Any) -> Callable[[Any], list[Any]]:
         run = opened(converted(model, batch), threads)
-        return lambda given: run(_positional(model, given))
+        return lambda given: run(positional(model, given))
 
     return one_for_each_shape(open_for)
 
