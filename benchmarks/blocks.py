@@ -4,8 +4,9 @@
         --speedup 2 --num-images 1000 --work FOLDER --out FILE.json
 
 A row has the branches that the plan removes, the sum of its errors, the predicted speed-up, and accuracy on
---num-held-out held-out images before and after the repair on --num-images training images, no labels. Nothing is
-searched: `cifar.py` measures what `prunus prune` gives. Scores are kept in --work, rows are written one by one.
+--num-held-out held-out images before and after the repair on --num-images training images, no labels; scores are of
+--num-scored images. Nothing is searched: `cifar.py` measures what `prunus prune` gives. Scores are kept in --work, rows
+are written one by one.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--speedup", type=float, default=2.0)
+    parser.add_argument("--num-scored", type=int, default=1000)
     parser.add_argument("--num-images", type=int, default=1000)
     parser.add_argument("--num-held-out", type=int, default=2500)
     parser.add_argument("--work", type=Path, required=True)
@@ -67,7 +69,7 @@ def main() -> None:
     if known.exists():
         scores = Scores("rebuilt", dict(np.load(known)))
     else:
-        scores = prunus.score(graph, data.loader("train", 250, limit=args.num_images), metric="rebuilt")
+        scores = prunus.score(graph, data.loader("train", 250, limit=args.num_scored), metric="rebuilt")
         args.work.mkdir(parents=True, exist_ok=True)
         np.savez(known, **scores.values)
     table = latency_table(graph, engine=args.engine, batch=args.batch, threads=1)
@@ -75,7 +77,9 @@ def main() -> None:
     command = "python benchmarks/blocks.py " + " ".join(sys.argv[1:])
     results = Results(args.out, "whole blocks on and off, without training: held-out accuracy in per cent", command)
     for blocks in (True, False):
-        key = {name: getattr(args, name) for name in ("network", "engine", "batch", "speedup", "num_images")}
+        key = {
+            name: getattr(args, name) for name in ("network", "engine", "batch", "speedup", "num_scored", "num_images")
+        }
         key |= {"num_held_out": args.num_held_out, "blocks": blocks}
         if results.find(key) is not None:
             continue
