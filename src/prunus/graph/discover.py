@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
@@ -31,6 +32,7 @@ from prunus.graph.labels import (
     compact,
     constant,
     constant_along,
+    entries_of,
     fixed_like,
     present,
     same_labels,
@@ -38,6 +40,7 @@ from prunus.graph.labels import (
 )
 from prunus.graph.layer_trials import try_layers
 from prunus.graph.record import left_as_found, record_calls
+from prunus.graph.rules.attention import PRODUCTS
 from prunus.graph.rules.rulebook import RuleFinder, kept_because
 from prunus.graph.traced import (
     CONVOLUTIONS,
@@ -51,6 +54,8 @@ from prunus.graph.traced import (
     names_in_code,
 )
 from prunus.graph.units import Indices
+
+_LARGEST_TABLE = 1 << 17  # numbers in a parameter that may be cut along several axes
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,8 @@ class LabelPass:
         self.find_rule = find_rule
         self.emit = emit
         self.record = Record()
+        self._parameters: dict[fx.Node, bool] = {}
+        self.with_products = any(node.target in PRODUCTS for node in self.traced.graph.nodes)
 
     def run(self) -> Record:
         """Run all nodes."""
@@ -176,16 +183,35 @@ class LabelPass:
         # The weight or bias of a layer is cut with the layer. Surgery can replace parameters and buffers, but no plain
         # attributes and no constants of the code.
         of_layer = attribute in ("weight", "bias") and any(self.traced.layer_of(user) == owner for user in node.users)
-        if len(long) != 1 or name in self.opaque or name in self.traced.literals or of_layer:
+        is_table = (
+            len(long) > 1 and self.with_products and value.is_floating_point() and value.numel() <= _LARGEST_TABLE
+        )
+        if not (len(long) == 1 or is_table) or name in self.opaque or name in self.traced.literals or of_layer:
             return constant(value.shape)
         module = self.traced.model.get_submodule(owner)
         if attribute not in module._parameters and attribute not in module._buffers:
             return constant(value.shape)
-        vector = self.emit(name, value.size(long[0]))
-        if isinstance(self.emit, Emitter):
-            self.emit.standalone.add(name)
+        if len(long) == 1:
+            vector = self.emit(name, value.size(long[0]))
+            self.record.parameters[name] = vector.numpy()
+            return along(vector, value.shape, long[0])
+        # A table, of position biases for example: where its numbers meet heads or channels shows along which axis.
+        vector = self.emit(name, value.numel())
         self.record.parameters[name] = vector.numpy()
-        return along(vector, value.shape, long[0])
+        if isinstance(self.emit, Emitter):
+            return vector.view(value.shape)
+        whole = self.emit.first.parameters[name]
+        axes = entries_of(whole, value.shape, np.isin(whole, vector.numpy()))
+        return torch.from_numpy(whole.reshape(value.shape)[np.ix_(*axes)])
+
+    def is_parameter(self, node: fx.Node) -> bool:
+        """Whether a tensor is a parameter or buffer, or is computed from these alone by operations."""
+        if node not in self._parameters:
+            tensors = [used for used in node.all_input_nodes if tensors_in(self.record.values[used.name])]
+            by_operation = node.op.startswith("call") and node.op != "call_module" and bool(tensors)
+            known = node.op == "get_attr" or (by_operation and all(map(self.is_parameter, tensors)))
+            self._parameters[node] = known
+        return self._parameters[node]
 
     def _check_replay(self, node: fx.Node, value: Any, first: Record) -> None:
         """Raise Mismatch if anything but the size of channel axes has changed."""
@@ -317,14 +343,10 @@ def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> ChannelAnal
     for labels, reason in record.frozen:
         for channel in np.unique(of_label[labels]).tolist():
             frozen.setdefault(channel, reason)
-    # A channel is part of a stream if it goes through an addition with another layer's output. Adding a bias is none.
     stream = np.zeros(channels, dtype=bool)
-    standalone = np.zeros(emit.count, dtype=bool)
-    for name in emit.standalone:
-        standalone[emit.ranges[name].numpy()] = True
-    for one, other, additive, _ in record.unions:
-        if additive:
-            stream[of_label[one[~standalone[one] & ~standalone[other]]]] = True
+    for one, _, additive, _ in record.unions:
+        if additive:  # it goes through an addition with another layer's output
+            stream[of_label[one]] = True
     return ChannelAnalysis(
         find_rule=find_rule,
         record=record,

@@ -7,6 +7,7 @@ removed; ZERO is a position that zero padding added; GONE is a channel of zeros 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from prunus.graph.numbers import Number, Origin, name_of
 from prunus.graph.selection import selection_of
-from prunus.graph.traced import channel_dim
-from prunus.graph.units import Indices
+from prunus.graph.traced import MIXING, channel_dim
+from prunus.graph.units import Indices, Mask
 
 if TYPE_CHECKING:
     from prunus.graph.discover import LabelPass
@@ -169,6 +171,22 @@ def match(have: Indices, want: Indices) -> Indices | None:
     return index
 
 
+def entries_of(labels: Indices, shape: torch.Size, kept: Mask) -> list[Indices]:
+    """The entries along each axis of a parameter of which these labels are kept. ValueError if they are no block of it.
+
+    A parameter has a label for each of its numbers, or for each entry of its first axis longer than 1.
+    """
+    long = next((d for d in range(len(shape)) if shape[d] > 1), 0)
+    full = kept.reshape(
+        shape if len(labels) == math.prod(shape) else [-1 if d == long else 1 for d in range(len(shape))]
+    )
+    axes = [full.any(axis=tuple(d for d in range(full.ndim) if d != axis)) for axis in range(full.ndim)]
+    if int(full.sum()) != math.prod(int(axis.sum()) for axis in axes):
+        raise ValueError("what is left of the parameter is no block of it")
+    sizes = [np.ones(shape[d], dtype=bool) if len(axes[d]) == 1 else axes[d] for d in range(len(shape))]
+    return [np.flatnonzero(size) for size in sizes]
+
+
 # -- what a label pass over a network records, and how a plan changes the pass
 
 
@@ -233,6 +251,7 @@ class Record:
     crossed: set[tuple[str, int]] = field(default_factory=set)  # node, pair whose channels lie on different axes
     axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
+    numbers: dict[Origin, Indices] = field(default_factory=dict)  # attribute of a module -> the channels that it counts
 
 
 class Emitter:
@@ -241,7 +260,6 @@ class Emitter:
     def __init__(self) -> None:
         self.count = 0
         self.ranges: dict[str, Tensor] = {}
-        self.standalone: set[str] = set()  # names of standalone parameters among the writers
 
     def __call__(self, writer: str, width: int) -> Tensor:
         if writer not in self.ranges:
@@ -261,9 +279,14 @@ class Replay:
     emit: Mapping[str, Tensor]  # writer -> labels that are still alive, in the order of its filters
     wanted: Mapping[str, Indices]  # module that selects -> labels it passes on, in order
     first: Record  # of the pass that discovered the channels
+    numbers: Mapping[Origin, int] = field(default_factory=dict)  # attribute that counts channels -> how many are left
 
     def __call__(self, writer: str, width: int) -> Tensor:
         return self.emit[writer]
+
+    def number(self, value: Any) -> Any:
+        """A number that depends on attributes, as it is under the plan; anything else is returned as it is."""
+        return value.under(self.numbers) if isinstance(value, Number) else value
 
 
 Rule = Callable[["Call"], Any]
@@ -280,6 +303,8 @@ class Call:
         values = labels.record.values
         self.args: tuple[Any, ...] = fx.node.map_arg(node.args, lambda n: values[n.name])
         self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name]) if node.kwargs else {}
+        if isinstance(labels.emit, Replay) and labels.emit.numbers and node.name in labels.traced.with_numbers:
+            self.args, self.kwargs = tree_map(labels.emit.number, (self.args, self.kwargs))
         if node.op == "call_module" and self.args and isinstance(self.args[0], Tensor):
             self.args = (self._selected(self.args[0]), *self.args[1:])
 
@@ -423,6 +448,17 @@ class Call:
         if len(present(blocks)):
             self.record.balances.append(Balance(blocks.numpy(), reader, reason))
 
+    def counts(self, number: Number, vector: Tensor) -> None:
+        """An attribute of a module is the number of these channels: it changes with them."""
+        if number.origin is None:
+            return
+        first = self.record.numbers.setdefault(number.origin, vector.numpy())
+        if len(first) == len(vector):
+            both = torch.stack([torch.from_numpy(first), vector])
+            self.balance(both, f"{name_of(number.origin)} is the number of both")
+        else:
+            raise CannotFollow(f"{name_of(number.origin)} counts other channels too")
+
     def unite(self, a: Tensor, b: Tensor, *, additive: bool) -> Tensor:
         """Channels of `a` and `b` that meet at the same position are pruned together. Broadcasts as torch does."""
         dims = max(a.dim(), b.dim())
@@ -443,6 +479,12 @@ class Call:
             return kept.expand(shape)
         a, b = broadcast(a, b)
         return torch.from_numpy(self._meet(a.numpy(), b.numpy(), additive)).expand(shape)
+
+    def unite_everywhere(self, a: Tensor, b: Tensor) -> Tensor:
+        """Channels that meet are pruned together, also where one of them meets many: the channels of a head."""
+        shape = broadcast_shape(a.shape, b.shape)
+        a, b = broadcast(compact(a), compact(b))
+        return torch.from_numpy(self._meet(a.numpy(), b.numpy(), additive=False)).expand(shape)
 
     def _meet(self, a: Indices, b: Indices, additive: bool) -> Indices:
         """Record which channels meet, and return the labels of the result."""
@@ -475,6 +517,8 @@ class Call:
             narrow, wide = (0, b) if a.size(dim) == 1 else (1, a)
             small = compact(wide)
             if small.size(dim) > 1 and not constant_along(small, dim):
+                if set(varying(a)) & set(varying(b)):  # both vary along another axis too: a factor for each head
+                    continue
                 self.record.spread[key] = narrow
                 return narrow
         return None
@@ -500,7 +544,7 @@ class Call:
         if isinstance(emit, Replay):
             if self.name not in emit.wanted:
                 return x
-            dim = selection.dim if selection is not None else channel_dim(self.module, x)
+            dim = selection.dim if selection is not None else self._selecting_dim(x, emit.first)
             index = torch.from_numpy(self._replayed_selection(x, dim, emit.wanted[self.name]))
             return pick(padded(x, dim, 0, 1, GONE) if self.reads_all else x, dim, index)
         if selection is None:
@@ -510,6 +554,12 @@ class Call:
             self._at_every_call(self.record.arriving, vector)
         arriving = padded(x, selection.dim, 0, 1, GONE) if selection.filled else x
         return pick(arriving, selection.dim, selection.index.cpu())
+
+    def _selecting_dim(self, x: Tensor, first: Record) -> int:
+        """The axis of channels in front of this module: an activation may have tokens in front of them, or pixels
+        behind them."""
+        axes = varying(first.values[self.node.all_input_nodes[0].name])
+        return axes[0] if len(axes) == 1 and not isinstance(self.module, MIXING) else channel_dim(self.module, x)
 
     def _replayed_selection(self, x: Tensor, dim: int, wanted: Indices) -> Indices:
         """What the layer selects under the plan. Later calls of a layer select what its first call does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -110,13 +111,15 @@ def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
             setattr(layer, attribute, len(channels))
 
 
-def shrink_parameter(model: nn.Module, name: str, index: Indices) -> None:
-    """Keep these entries of a standalone parameter or buffer along its first axis longer than 1."""
+def shrink_parameter(model: nn.Module, name: str, entries: Mapping[int, Indices]) -> None:
+    """Keep these entries of a standalone parameter or buffer, axis by axis."""
     owner_name, _, attribute = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     tensor: Tensor = getattr(owner, attribute)
-    long = next(d for d in range(tensor.dim()) if tensor.size(d) > 1)
-    _replace(owner, attribute, tensor.detach().index_select(long, _t(index, tensor.device)))
+    value = tensor.detach()
+    for axis, index in entries.items():
+        value = value.index_select(axis, _t(index, tensor.device))
+    _replace(owner, attribute, value)
 
 
 def _has_entries(name: str, tensor: Tensor | None, width: int) -> bool:

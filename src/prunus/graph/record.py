@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map
 
 from prunus.errors import TraceError
 from prunus.graph.absent import Absent, without_absent
+from prunus.graph.numbers import Number, numbers_known
 from prunus.graph.proxies import PROXIES, Arguments, TensorProxy, proxy_of, read_arguments, value_of, values_in
 from prunus.graph.rules.rulebook import is_leaf
 from prunus.graph.traced import (
@@ -105,6 +106,7 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         attributes=attributes,
         literals=frozenset(name for name in attributes if not _has(model, name)),
         functional=functional,
+        with_numbers=frozenset(tracer.with_numbers),
     )
 
 
@@ -116,13 +118,15 @@ def _run_tracer(
     """
     tracer = ValueTracer(arguments, True)
     try:
-        tracer.trace(model)
+        with numbers_known(model, is_leaf):
+            tracer.trace(model)
     except Exception:  # noqa: BLE001  whatever the model's own code raises
         if not training:
             state.restore()
             tracer = ValueTracer(arguments, False)
             try:
-                tracer.trace(model)
+                with numbers_known(model, is_leaf):
+                    tracer.trace(model)
             except Exception as error:
                 raise TraceError(_explanation(model, error, example)) from error
     return tracer
@@ -140,7 +144,7 @@ def _functional_layers(graph: fx.Graph, noted: Mapping[str, str]) -> dict[str, s
             bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
             groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
             is_own = isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{module}.bias"
-            if not (bias is None or is_own) or type(groups) is not int or groups != 1:
+            if not (bias is None or is_own) or not isinstance(groups, int) or groups != 1:
                 wrong.add(module)
         elif node.op == "get_attr":
             module, _, tensor = str(node.target).rpartition(".")
@@ -215,7 +219,7 @@ def _explanation(model: nn.Module, error: BaseException, example: Example) -> st
 
 # -- a torch.fx tracer that computes each call on the example while recording it
 
-_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_PLAIN = frozenset((int, Number, float, bool, str, type(None), torch.dtype, torch.device))
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # around a part of the network
 _call_module = nn.Module.__call__  # before torch.fx patches it
 
@@ -237,6 +241,8 @@ class ValueTracer(fx.Tracer):
         self.shapes: dict[str, Shapes] = {}
         self.identities: set[str] = set()
         self.guards: set[str] = set()
+        self.with_numbers: set[str] = set()
+        self._met_number = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if is_leaf(m) or isinstance(m, torch.jit.ScriptModule | Absent):
@@ -251,6 +257,7 @@ class ValueTracer(fx.Tracer):
         if kind in PROXIES:
             return a.node
         if kind in _PLAIN:
+            self._met_number |= kind is Number
             return a
         if kind is tuple:
             return tuple([self.create_arg(part) for part in a])
@@ -279,7 +286,10 @@ class ValueTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, *rest: Any, **options: Any
     ) -> Any:
+        self._met_number = False
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), name)
+        if self._met_number:
+            self.with_numbers.add(node.name)
         if self._followed and kind == "call_function" and target in FUNCTIONS:
             # A function on the weight of the module that is being followed, and on its input: perhaps a layer.
             module, entered = self._followed[-1]

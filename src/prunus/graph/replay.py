@@ -18,7 +18,8 @@ from prunus.errors import PlanError
 from prunus.graph.branches import Branch, Removed
 from prunus.graph.cost import Liveness
 from prunus.graph.discover import LabelPass
-from prunus.graph.labels import GONE, Mismatch, Record, Replay, match, pick, varying
+from prunus.graph.labels import GONE, Mismatch, Record, Replay, entries_of, match, pick, varying
+from prunus.graph.numbers import Origin
 from prunus.graph.rules.rulebook import RuleFinder
 from prunus.graph.selection import selection_of
 from prunus.graph.units import Indices, Keep, Mask
@@ -33,7 +34,8 @@ class Slices:
 
     mixing: dict[str, tuple[Indices, Indices]] = field(default_factory=dict)  # layer -> inputs, outputs
     passing: dict[str, tuple[Indices, int]] = field(default_factory=dict)  # layer -> channels, and how many there were
-    parameters: dict[str, Indices] = field(default_factory=dict)  # standalone parameter -> entries
+    parameters: dict[str, dict[int, Indices]] = field(default_factory=dict)  # standalone parameter -> axis -> entries
+    numbers: dict[Origin, int] = field(default_factory=dict)  # attribute of a module that counts channels -> new value
     removed: tuple[Branch, ...] = ()  # branches that are gone
 
 
@@ -53,11 +55,15 @@ def replay(graph: ChannelGraph, keep: Keep) -> tuple[Record, Slices]:
     emit = {}
     for name, labels in {**analysis.record.writes, **analysis.record.parameters}.items():
         emit[name] = torch.from_numpy(labels[live.alive[analysis.of_label[labels]]])
-    record = _Pass(analysis.find_rule, Replay(emit, _wanted(graph, live), analysis.record), live.removed).run()
+    numbers = {
+        origin: int(_stays(graph, vector, live.alive).sum()) for origin, vector in analysis.record.numbers.items()
+    }
+    plan = Replay(emit, _wanted(graph, live), analysis.record, numbers)
+    record = _Pass(analysis.find_rule, plan, live.removed).run()
     for a, b, _, node in record.unions:
         if not np.array_equal(analysis.of_label[a], analysis.of_label[b]):
             raise Mismatch(node, "channels meet that do not belong together")
-    return record, _slices(graph, live, record)
+    return record, _slices(graph, live, record, numbers)
 
 
 class _Pass(LabelPass):
@@ -120,7 +126,9 @@ def _arriving(graph: ChannelGraph, module: str) -> Indices:
     node = next(n for n in analysis.traced.graph.nodes if n.op == "call_module" and str(n.target) == module)
     labels = analysis.record.values[node.all_input_nodes[0].name]
     selection = selection_of(graph.model.get_submodule(module))
-    vector = labels.movedim(1, 0).reshape(labels.size(1), -1)[:, 0]
+    axes = varying(labels)
+    dim = selection.dim if selection is not None else axes[0] if len(axes) == 1 else 1
+    vector = labels.movedim(dim, 0).reshape(labels.size(dim), -1)[:, 0]
     if selection is not None:
         vector = vector[selection.index.cpu()]
     return np.ascontiguousarray(vector.numpy())
@@ -131,7 +139,7 @@ def _stays(graph: ChannelGraph, labels: Indices, mask: Mask) -> Mask:
     return (labels < 0) | mask[graph.analysis.of_label[np.maximum(labels, 0)]]
 
 
-def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
+def _slices(graph: ChannelGraph, live: Liveness, record: Record, numbers: dict[Origin, int]) -> Slices:
     """Compare the labels that arrive at layers with those of the unpruned network."""
     traced, old = graph.analysis.traced, graph.analysis.record
     slices = Slices(removed=live.removed.branches)
@@ -174,5 +182,8 @@ def _slices(graph: ChannelGraph, live: Liveness, record: Record) -> Slices:
     for name, written in old.parameters.items():
         index = kept(name, written, record.parameters[name], live.alive)
         if not is_all(index, written):
-            slices.parameters[name] = index
+            shape = traced.attributes[name].shape
+            axes = entries_of(written, shape, np.isin(np.arange(len(written)), index))
+            slices.parameters[name] = {d: each for d, each in enumerate(axes) if len(each) < shape[d]}
+    slices.numbers.update({each: n for each, n in numbers.items() if 0 < n < len(old.numbers[each])})
     return slices

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from prunus.errors import PlanError
 from prunus.graph import layer_surgery
 from prunus.graph.branches import remove_branch, zeros_like_output
+from prunus.graph.numbers import set_number
 from prunus.graph.plan import Plan
 from prunus.graph.replay import Slices
 from prunus.graph.selection import InputMask, select, unselect
@@ -64,8 +65,10 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
             layer_surgery.shrink_depthwise(layer, channels)
         else:
             layer_surgery.shrink_channelwise(layer, channels, width)
-    for name, index in slices.parameters.items():
-        layer_surgery.shrink_parameter(model, name, index)
+    for name, entries in slices.parameters.items():
+        layer_surgery.shrink_parameter(model, name, entries)
+    for origin, number in slices.numbers.items():
+        set_number(model, origin, number)
     for name in () if share else cut:  # parameters of cut layers that were not cut, such as a single slope
         for parameter, old in zip(
             model.get_submodule(name).parameters(recurse=False),

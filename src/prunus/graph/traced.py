@@ -34,6 +34,7 @@ class Traced:
     attributes: Mapping[str, Any]  # target of a get_attr node -> parameter, buffer or constant
     literals: frozenset[str]  # attributes that are not on the model: tensors that forward creates, `torch.tensor([1])`
     functional: Mapping[str, str] = field(default_factory=dict)  # call of a function on a module's weight -> module
+    with_numbers: frozenset[str] = frozenset()  # nodes that have an attribute of a module, a `Number`, as an argument
 
     def layer_of(self, node: fx.Node) -> str | None:
         """The name of the module that a node calls, or whose weight it gives to a function; None if there is none."""

@@ -131,11 +131,25 @@ def norm_over_channels(call: Call) -> Any:
     """Layer, RMS and response norms: every channel depends on the others, so all are kept. Layers that read a stream
     behind the norm may still select."""
     reason = f"{call.what} normalises over channels"
+    axes = call.axes(call.x)
+    over = range(call.x.dim() - _normalised(call), call.x.dim())
+    inside = [d for d in axes if d in over]
+    if over and inside and len(inside) < len(axes):  # each head on its own
+        for d in inside:
+            call.unite_along(call.x, d)
+        return call.x
     if call.shape != call.x.shape:
         return call.unknown(reason)
     call.unchanged()
     call.freeze((call.args, call.kwargs), reason)
     return call.x
+
+
+def _normalised(call: Call) -> int:
+    """How many dimensions at the end a layer norm or RMS norm runs over; 0 for other norms."""
+    module: Any = call.module if call.node.op == "call_module" else None
+    shape = getattr(module, "normalized_shape", None) if module is not None else call.argument(1, "normalized_shape")
+    return len(shape) if isinstance(shape, tuple | list) and "norm" in call.what.lower() else 0
 
 
 def batch_norm_function(call: Call) -> Any:

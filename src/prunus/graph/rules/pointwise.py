@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunus.graph.labels import Call, Rule, constant, each_tensor, shapes_in, tensors_in
+from prunus.graph.labels import Call, Rule, constant, each_tensor, present, shapes_in, tensors_in
 
 
 def takes_sizes(rule: Rule) -> Rule:
@@ -76,8 +76,10 @@ def combine(call: Call) -> Any:
 
 
 def add(call: Call) -> Any:
-    """Sums: the channels go through an addition, so they become a stream."""
-    return _meet(call, additive=True)
+    """Sums: the channels go through an addition, so they become a stream. Adding a bias makes none."""
+    values = call.record.values
+    biases = [n for n in call.node.all_input_nodes if tensors_in(values[n.name]) and call.labels.is_parameter(n)]
+    return _meet(call, additive=not any(len(present(values[n.name])) for n in biases))
 
 
 def _meet(call: Call, *, additive: bool) -> Any:

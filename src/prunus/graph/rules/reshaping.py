@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from prunus.graph.labels import ZERO, Call, along, padded, tensors_in, varying
+from prunus.graph.labels import ZERO, Call, Replay, along, padded, tensors_in, varying
+from prunus.graph.numbers import Number
+from prunus.graph.rules.attention import is_for_products
 from prunus.graph.rules.pointwise import compute, execute, takes_sizes
 
 
@@ -91,6 +93,12 @@ def concatenate(call: Call) -> Any:
     if call.what in _STACKED and tensors[0].dim() < 3:  # with new axes, or along the first one
         return call.unknown()
     dim %= tensors[0].dim()
+    each = [call.axes(tensor, f"in {i}") for i, tensor in enumerate(tensors)]
+    spelled = call.literal(0, "tensors")
+    spelled = spelled if isinstance(spelled, tuple | list) else [None] * len(each)
+    parameters = [isinstance(node, fx.Node) and call.labels.is_parameter(node) for node in spelled]
+    if any(each) and all(own or dim not in axes for axes, own in zip(each, parameters, strict=True)):
+        return _beside(call, tensors, dim)
     still = [
         d for d in range(tensors[0].dim()) if d != dim and all(t.stride(d) == 0 or t.size(d) == 1 for t in tensors)
     ]
@@ -99,6 +107,19 @@ def concatenate(call: Call) -> Any:
     for d in still:
         tensors = [t.narrow(d, 0, 1) for t in tensors]
     return torch.cat(tensors, dim).expand([n if d in still else -1 for d, n in enumerate(full)])
+
+
+def _beside(call: Call, tensors: list[Tensor], dim: int) -> Tensor:
+    """Tokens or pixels beside one another: channels lie on another axis, where those of all tensors meet. So a class
+    token has the channels of the patches that it is put in front of."""
+    for tensor in tensors:
+        call.unite_along(tensor, dim)  # register tokens: several in one parameter
+    ends = [tensor.narrow(dim, 0, 1) for tensor in tensors]
+    united = ends[0]
+    for other in ends[1:]:
+        united = call.unite(united, other, additive=False)
+    count = sum(tensor.size(dim) for tensor in tensors)
+    return united.expand([count if d == dim else -1 for d in range(united.dim())])
 
 
 def pad(call: Call) -> Any:
@@ -196,8 +217,15 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
         return isinstance(spelled[d], int) and spelled[d] != -1
 
     before, after = call.axes(call.x), call.axes(out, "out")
+    heads = [d for d in after[:-1] if type(spelled[d]) is not int or spelled[d] == -1] if len(before) == 1 else []
+    if heads and is_for_products(call):
+        return _into_heads(call, out, after, spelled, heads[-1])
     fixed = [d for d in after if is_number(d)]
     free = [d for d in after if d not in fixed]
+    numbers = [d for d in fixed if isinstance(spelled[d], Number)]
+    if not free and len(fixed) == len(numbers) == 1:  # an attribute that says how many channels or heads there are
+        call.counts(spelled[numbers[0]], _along_only(out, numbers[0]))
+        return out
     if not free:  # a network that was pruned until one run is left: the computed axis next to those with numbers
         near = [d for d in range(1, out.dim()) if out.size(d) == 1 and min(fixed) - 1 <= d <= max(fixed) + 1]
         free = [d for d in near if not is_number(d)]
@@ -210,6 +238,20 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
             call.freeze(call.x, f"{call.what} splits channels into an unknown number of parts")
         else:
             _regroup(call, out, fixed, free[0])
+    return out
+
+
+def _along_only(labels: Tensor, dim: int) -> Tensor:
+    """The labels along `dim`, at the first position of all other axes."""
+    return labels.movedim(dim, 0).reshape(labels.size(dim), -1)[:, 0]
+
+
+def _into_heads(call: Call, out: Tensor, after: list[int], spelled: list[Any], heads: int) -> Tensor:
+    """[3 H D] -> [3, H, D]: channels of a head are pruned together, and the same number of heads is left in each part.
+    An attribute for their number follows."""
+    _regroup(call, out, [d for d in after if d != heads], heads)
+    if isinstance(spelled[heads], Number):
+        call.counts(spelled[heads], _along_only(out, heads))
     return out
 
 
@@ -253,9 +295,9 @@ def assign(call: Call) -> Any:
 
 def _part(call: Call, x: Tensor) -> Any:
     index = call.args[1]
-    if tensors_in(index):
-        return call.unknown(f"{call.what} indexes with a tensor")
     moving = call.axes(x)
+    if tensors_in(index):
+        return _gathered(call, x, index if isinstance(index, tuple) else (index,), moving)
     spelled = call.node.args[1]
     entries = index if isinstance(index, tuple) else (index,)
     literals = spelled if isinstance(spelled, tuple) else (spelled,)
@@ -271,6 +313,33 @@ def _part(call: Call, x: Tensor) -> Any:
             _cut(call, x, dim, entry, literal)
         dim += 1
     return x[index]
+
+
+def _gathered(call: Call, x: Tensor, index: tuple[Any, ...], moving: list[int]) -> Any:
+    """Indexing with tensors, as in tables of position biases: whichever entries of an axis are taken, they belong to
+    the channels of the other axes. So channels are pruned together along the axes that are indexed."""
+    call.freeze(index, f"{call.what} takes it for positions")
+    dim, indexed, partly = 0, [], False
+    for position, entry in enumerate(index):
+        if entry is Ellipsis:
+            dim = x.dim() - sum(e is not None for e in index[position + 1 :])
+        elif entry is not None:
+            indexed += [dim] if isinstance(entry, Tensor) else []
+            partly |= not isinstance(entry, Tensor) and entry != slice(None)
+            dim += 1
+    if partly or not set(moving) - set(indexed):
+        return call.unknown(f"{call.what} indexes with a tensor")
+    for d in indexed:
+        if d in moving:
+            call.unite_along(x, d)
+        x = x.narrow(d, 0, 1).expand([-1 if each != d else x.size(d) for each in range(x.dim())])
+    narrow = x[tuple(torch.zeros((1,) * e.dim(), dtype=torch.long) if isinstance(e, Tensor) else e for e in index)]
+    whole = torch.empty(x.shape, device="meta")[
+        tuple(torch.empty(e.shape, dtype=torch.long, device="meta") if isinstance(e, Tensor) else e for e in index)
+    ]
+    if not isinstance(call.labels.emit, Replay) and whole.shape != call.shape:  # by a mask
+        raise ValueError("it is indexed with a mask")
+    return narrow.expand(whole.shape)
 
 
 def _cut(call: Call, x: Tensor, dim: int, entry: Any, literal: Any) -> None:
@@ -304,7 +373,7 @@ def _counted(entry: Any, width: int) -> tuple[int, int]:
         first, last = max([0, *(n for n in numbers if n >= 0)]), max([0, *(-n for n in numbers if n < 0)])
     else:
         numbers = entry if isinstance(entry, list) else [entry]
-        if any(type(number) is not int for number in numbers):
+        if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
             return width, 0
         first, last = max([0, *(n + 1 for n in numbers)]), max([0, *(-n for n in numbers)])
     return min(first, width), min(last, width)
@@ -322,7 +391,10 @@ def chunk(call: Call) -> Any:
     """chunk and tensor_split into equal parts: each part keeps the same number of channels."""
     x, count = call.x, call.argument(1, "chunks", call.kwargs.get("indices_or_sections"))
     dim = call.argument(2, "dim", 0) % x.dim()
-    if dim in call.axes(x):
+    axes = call.axes(x)
+    if dim in axes and len(axes) > 1 and is_for_products(call):
+        call.unite_along(x, dim)
+    elif dim in axes:
         vector = call.vector(x, dim)
         if not isinstance(count, int) or x.size(dim) % count:
             call.freeze(x, f"{call.what} splits channels into unequal parts")
@@ -336,7 +408,10 @@ def split(call: Call) -> Any:
     """split. Channels cut at numbers in the code are kept; channels cut at computed equal sizes are balanced."""
     x, sizes = call.x, call.argument(1, "split_size_or_sections", call.kwargs.get("split_size"))
     dim = call.argument(2, "dim", 0) % x.dim()
-    if dim in call.axes(x):
+    axes = call.axes(x)
+    if dim in axes and len(axes) > 1:  # parts of each head
+        call.unite_along(x, dim)
+    elif dim in axes:
         parts = [t.size(dim) for t in torch.split(x, sizes, dim)]
         vector = call.vector(x, dim)
         if not _computed(call.literal(1, "split_size_or_sections") or call.literal(1, "split_size")):

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from prunus.errors import TraceError
 from prunus.graph.labels import Call, Rule
-from prunus.graph.rules import layers, pointwise, reshaping
+from prunus.graph.rules import attention, layers, pointwise, reshaping
 from prunus.graph.traced import CONVOLUTIONS, Traced, is_depthwise, with_part
 from prunus.graph.traced import FUNCTIONS as LAYER_FUNCTIONS
 
@@ -129,6 +129,9 @@ _NAMES: dict[str, Rule] = {
         "select": reshaping.select,
         "index_select": reshaping.index_select,
         "unbind": reshaping.unbind,
+        "matmul bmm __matmul__": attention.matmul,
+        "einsum": attention.einsum,
+        "scaled_dot_product_attention": attention.scaled_dot_product_attention,
         "roll": reshaping.roll,
         "glu": reshaping.glu,
     }.items()

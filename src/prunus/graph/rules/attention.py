@@ -1,0 +1,113 @@
+"""Rules for products of tensors: matmul, bmm, einsum and scaled_dot_product_attention.
+
+In attention, the channels of queries, keys and values lie on two axes: heads, and positions inside a head. Each product
+runs within a head. So the channels of a head, of queries, keys and values, are removed together.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prunus.graph.labels import Call, CannotFollow, broadcast_shape, constant, present
+from prunus.graph.traced import MIXING
+
+_FUNCTIONS = (torch.matmul, torch.bmm, torch.einsum, operator.matmul, F.scaled_dot_product_attention)
+PRODUCTS = frozenset((*_FUNCTIONS, "matmul", "bmm", "__matmul__"))  # targets of nodes
+
+
+def matmul(call: Call) -> Any:
+    """matmul and bmm of tensors that have at least two dimensions."""
+    a, b = call.args[0], call.argument(1, "other", call.kwargs.get("mat2"))
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and min(a.dim(), b.dim()) > 1):
+        return call.unknown()
+    return _matmul(call, a, b, "")
+
+
+def _matmul(call: Call, a: Tensor, b: Tensor, step: str) -> Tensor:
+    """[..., n, k] @ [..., k, m], as a sum over k of products [..., n, 1, k] * [..., 1, m, k]."""
+    dims = max(a.dim(), b.dim())
+    a = a.reshape((1,) * (dims - a.dim()) + a.shape).unsqueeze(-2)
+    b = b.reshape((1,) * (dims - b.dim()) + b.shape).transpose(-2, -1).unsqueeze(-3)
+    return _contracted(call, a, b, [dims], step).squeeze(-1)
+
+
+def einsum(call: Call) -> Any:
+    """einsum of two tensors, each letter at most once in each of them."""
+    equation, operands = call.args[0], call.args[1:]
+    if len(operands) == 1 and isinstance(operands[0], tuple | list):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
+        return call.unknown()
+    inputs, output = equation.replace(" ", "").split("->")
+    names = inputs.split(",")
+    if any(len(set(each)) < len(each) for each in (*names, output)):
+        return call.unknown()
+    summed = [letter for letter in dict.fromkeys("".join(names)) if letter not in output]
+    order = [*output, *summed]
+    a, b = (
+        tensor.permute([own.index(letter) for letter in order if letter in own])[
+            tuple(slice(None) if letter in own else None for letter in order)
+        ]
+        for tensor, own in zip(operands, names, strict=True)
+    )
+    out = _contracted(call, a, b, list(range(len(output), len(order))), "")
+    return out.reshape(out.shape[: len(output)])
+
+
+def scaled_dot_product_attention(call: Call) -> Any:
+    """softmax(q k' + mask) v, head by head."""
+    q, k, v = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
+    mask = call.argument(3, "attn_mask")
+    if call.argument(7, "enable_gqa", False) or min(q.dim(), k.dim(), v.dim()) < 3:
+        return call.unknown()
+    weights = _matmul(call, q, k.transpose(-2, -1), "weights ")
+    if isinstance(mask, Tensor):
+        weights = call.unite(weights, mask, additive=False)
+    return _matmul(call, weights, v, "values ")
+
+
+def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) -> Tensor:
+    """The labels of the sum over some axes of a product of two tensors that broadcast. The axes stay, with size 1."""
+    parts, axes = [], []
+    for side, tensor in (("a", a), ("b", b)):
+        varies = call.axes(tensor, step + side)
+        if varies and set(varies) <= set(summed):  # one head: its channels have no other layer that reads them
+            call.freeze(tensor, f"{call.what} runs over all channels")
+            tensor, varies = constant(tensor.shape), []
+        for d in summed:
+            if d in varies:
+                call.unite_along(tensor, d)
+            tensor = tensor.narrow(d, 0, 1)
+        parts.append(tensor)
+        axes.append({d for d in varies if d not in summed})
+    a, b = parts
+    shape = broadcast_shape(a.shape, b.shape)
+    for one, other in ((a, b), (b, a)):
+        if not len(present(one)):
+            return other.expand(shape)
+    if not axes[0] & axes[1]:
+        raise CannotFollow(f"{call.what} joins channels of different axes")
+    return call.unite_everywhere(a, b)
+
+
+_NEAR = 24  # operations between a reshape into heads and the product that they are for
+
+
+def is_for_products(call: Call) -> bool:
+    """Whether the result goes into a product with another tensor before a layer reads it."""
+    traced = call.labels.traced
+    if not call.labels.with_products:
+        return False
+    level, seen = [call.node], {call.node}
+    for _ in range(_NEAR):
+        users = list(dict.fromkeys(user for each in level for user in each.users if user not in seen))
+        if any(user.target in PRODUCTS for user in users):
+            return True
+        seen.update(users)
+        level = [u for u in users if u.op != "call_module" or not isinstance(traced.module(u), MIXING)]
+    return False
