@@ -67,13 +67,55 @@ NAMES = [
     "levit_128s",
     "mobilevit_xxs",
     "vit_tiny_patch16_224",
+    "vit_tiny_r_s16_p8_224",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_relpos_small_patch16_224",
+    "deit_tiny_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "beit_base_patch16_224",
+    "eva02_tiny_patch14_224",
+    "cait_xxs24_224",
+    "xcit_nano_12_p16_224",
+    "crossvit_tiny_240",
+    "swin_tiny_patch4_window7_224",
+    "swinv2_tiny_window8_256",
+    "davit_tiny",
+    "maxvit_rmlp_pico_rw_256",
+    "coatnet_0_rw_224",
+    "pvt_v2_b0",
+    "twins_svt_small",
+    "mvitv2_tiny",
+    "efficientformer_l1",
+    "efficientformerv2_s0",
+    "fastvit_sa12",
+    "mobilevitv2_050",
+    "tiny_vit_5m_224",
+    "hiera_tiny_224",
+    "visformer_tiny",
+    "botnet26t_256",
 ]
 # Pixels a side of the example: enough for the strides of the network, no more. 64 where nothing is said.
-SIZES = {"levit_128s": 224}
+SIZES = {
+    **dict.fromkeys(("levit_128s", "efficientformer_l1", "efficientformerv2_s0", "visformer_tiny"), 224),
+    **dict.fromkeys(("xcit_nano_12_p16_224",), 64),
+    **{"crossvit_tiny_240": 240, "swinv2_tiny_window8_256": 256, "maxvit_rmlp_pico_rw_256": 256, "botnet26t_256": 256},
+}
+# Transformers that are told the size of their images, and so take smaller ones; and those of fewer blocks.
+TOLD = {
+    **dict.fromkeys(("vit_tiny_r_s16_p8_224", "vit_relpos_small_patch16_224", "cait_xxs24_224", "mvitv2_tiny"), 64),
+    **dict.fromkeys(("deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "beit_base_patch16_224"), 64),
+    **{"vit_small_patch14_reg4_dinov2": 56, "eva02_tiny_patch14_224": 56},
+}
+FEWER = {
+    "beit_base_patch16_224": {"depth": 4},
+    "cait_xxs24_224": {"depth": 4},
+    "swin_tiny_patch4_window7_224": {"depths": (2, 2, 2, 2)},
+}
 
 
 def make(name: str) -> nn.Module:
-    return library().create_model(name)  # type: ignore[no-any-return]
+    told = {"img_size": TOLD[name]} if name in TOLD else {}
+    return library().create_model(name, **told, **FEWER.get(name, {}))  # type: ignore[no-any-return]
 
 
 def library() -> Any:
@@ -81,7 +123,7 @@ def library() -> Any:
 
 
 def size_of(name: str) -> int:
-    return SIZES.get(name, 224 if name.endswith("_224") else 64)
+    return TOLD.get(name) or SIZES.get(name, 224 if name.endswith("_224") else 64)
 
 
 def networks() -> dict[str, Network]:

@@ -26,6 +26,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "MobileViT": {},
     "ViT": {"hidden_size": 192, "num_attention_heads": 3, "num_hidden_layers": 4, "intermediate_size": 384},
     "DeiT": {"hidden_size": 192, "num_attention_heads": 3, "num_hidden_layers": 4, "intermediate_size": 384},
+    "Dinov2": {"hidden_size": 192, "num_attention_heads": 3, "num_hidden_layers": 4, "patch_size": 8},
     "Swin": {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 48},
     "Segformer": {},
     "PvtV2": {},

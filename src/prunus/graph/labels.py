@@ -180,7 +180,7 @@ def entries_of(labels: Indices, shape: torch.Size, kept: Mask) -> list[Indices]:
     full = kept.reshape(
         shape if len(labels) == math.prod(shape) else [-1 if d == long else 1 for d in range(len(shape))]
     )
-    axes = [full.any(axis=tuple(d for d in range(full.ndim) if d != axis)) for axis in range(full.ndim)]
+    axes = [np.asarray(full.any(axis=tuple(d for d in range(full.ndim) if d != axis))) for axis in range(full.ndim)]
     if int(full.sum()) != math.prod(int(axis.sum()) for axis in axes):
         raise ValueError("what is left of the parameter is no block of it")
     sizes = [np.ones(shape[d], dtype=bool) if len(axes[d]) == 1 else axes[d] for d in range(len(shape))]
