@@ -224,3 +224,25 @@ def test_numbers_know_how_they_were_computed() -> None:
     assert heads * 0.5 == 2.0
     assert type(copy.deepcopy(heads)) is int
     assert np.zeros(heads).shape == (4,)
+
+
+def test_a_selection_among_equal_labels_stays() -> None:
+    """A stream of one channel, padded with zeros, has one label at every place: what was selected is selected again."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(2, 5, 1)
+            self.last = nn.Conv2d(5, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(self.second(x) + F.pad(x, (0, 0, 0, 0, 1, 2)))
+
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    graph = prunus.trace(Padded().double().eval(), image)
+    small = prunus.prune(graph, prunus.Plan.of(graph, {"second:in": [0], "last:in": [0, 3]}))
+    again = prunus.trace(small, image)
+    same = prunus.prune(again, prunus.Plan.of(again, {}))
+    assert proof.relative_error(proof.outputs(same, image), proof.outputs(small, image)) < 1e-12

@@ -135,7 +135,11 @@ class LabelPass:
         self.emit = emit
         self.record = Record()
         self._parameters: dict[fx.Node, bool] = {}
-        self.with_products = any(node.target in PRODUCTS for node in self.traced.graph.nodes)
+
+    @cached_property
+    def with_products(self) -> bool:
+        """Whether the network multiplies tensors with one another, as attention does."""
+        return any(node.target in PRODUCTS for node in self.traced.graph.nodes)
 
     def run(self) -> Record:
         """Run all nodes."""

@@ -87,13 +87,13 @@ def name_of(origin: Origin) -> str:
 
 @contextmanager
 def numbers_known(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> Iterator[None]:
-    """Inside the block, integer attributes of modules are Numbers. Layers are called as they are, and keep theirs."""
+    """Inside the block, integer attributes of modules are Numbers. Layers, and modules of PyTorch, keep theirs."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for name, module in named_modules(model):
             attributes = vars(module)
             for key in [key for key, value in attributes.items() if _counts(value)]:
-                if is_layer(module):
+                if type(module).__module__.startswith("torch.nn.") or is_layer(module):
                     break
                 value = attributes[key]
                 changed.append((attributes, key, value))
