@@ -577,7 +577,7 @@ class Call:
         had = selection_of(self.module)
         if had is not None and isinstance(self.labels.emit, Replay):  # one label many times: those that it has selected
             before = self.labels.emit.first.arriving.get(self.name)
-            chosen = had.index.cpu().numpy()
+            chosen = had.index.cpu().numpy().copy()
             if np.array_equal(before, arriving.numpy()) and not had.filled and np.array_equal(before[chosen], wanted):
                 index = chosen
         if index is None:
