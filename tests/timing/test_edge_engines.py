@@ -175,6 +175,29 @@ def test_mnn_is_used_without_its_tools() -> None:
 
 def test_engines_of_devices_are_timed_on_request_only() -> None:
     names = [name for name in ENGINES if ENGINES[name].on_request]
-    assert names == ["executorch", "litert", "mnn", "ncnn"]
+    assert names == ["executorch", "litert", "mnn", "ncnn", "onnxruntime-int8"]
     assert all(find_spec(package) for name in ("executorch", "mnn", "ncnn") for package in ENGINES[name].requires)
     assert not any(ENGINES[name].is_ready for name in names)
+
+
+def test_int8_computes_in_integers_what_pytorch_does_within_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear layer of weights 1 and -1: on the image that ranges are measured on, an output is off by a few steps."""
+    from prunus.timing.engines import onnxruntime_int8
+
+    layer = nn.Linear(64, 2)
+    layer.weight.data = torch.tensor([[1.0] * 64, [-1.0] * 64])
+    layer.bias.data.zero_()
+    opened: list[bytes] = []
+    session = onnxruntime_int8.open_session
+
+    def watched(content: bytes, threads: int) -> Any:
+        opened.append(content)
+        return session(content, threads)
+
+    monkeypatch.setattr(onnxruntime_int8, "open_session", watched)
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32))
+    found = ENGINES["onnxruntime-int8"].prepare(layer.eval(), torch.zeros(1, 64), 1)(x)[0]
+    want = float(x.double().sum())
+    step = float(x.max() - x.min()) / 255  # of an input; 64 roundings of half a step at most, and one of the output
+    assert np.abs(found - [[want, -want]]).max() < 64 * step / 2 + abs(want) / 100
+    assert b"QuantizeLinear" in opened[1] and b"QuantizeLinear" not in opened[0]

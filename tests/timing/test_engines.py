@@ -31,7 +31,7 @@ print(*ENGINES, *("help" for name in ENGINES if ENGINES.help(name)), "torch" in 
 
 def test_names_and_help_are_known_without_torch() -> None:
     found = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, check=True, timeout=60)
-    names = ["compile", "eager", "executorch", "litert", "mnn", "ncnn", "onnxruntime", "openvino"]
+    names = ["compile", "eager", "executorch", "litert", "mnn", "ncnn", "onnxruntime", "onnxruntime-int8", "openvino"]
     assert found.stdout.split() == [*names, *["help"] * len(names), "False"]
 
 

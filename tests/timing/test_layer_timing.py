@@ -103,7 +103,7 @@ def test_mistakes() -> None:
         latency_table(graph, batch=0)
 
 
-@pytest.mark.parametrize("engine", ["eager", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["eager", "onnxruntime", "onnxruntime-int8", "openvino", "mnn", "ncnn"])
 def test_a_small_network_in_every_engine(engine: str) -> None:
     graph = small_graph()
     table = latency_table(graph, engine, batch=2, threads=1, progress=False)

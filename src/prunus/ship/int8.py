@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.engines import ENGINES, require
 from prunus.timing.latency import Speedup, latency, repeated, speedup
 from prunus.timing.onnx_export import PACKAGES, OnnxFile, export_onnx
+from prunus.timing.quantise import quantise
 from prunus.util.batches import Batches, check_batches
 from prunus.util.files import atomic
 from prunus.util.progress import PhaseProgress, phases, shown
@@ -120,7 +120,7 @@ def export_int8(
         report("export", 1, 1, "")
         name = OnnxFile(plain).session.get_inputs()[0].name
         reader = _Calibration(calibration, name, num_calibration, chosen, of("calibration"))
-        _quantise(plain, made, reader)
+        quantise(plain, made, reader)
         after = evaluate(OnnxFile(made), holdout, task=chosen, progress=of(f"{text.name} of int8"))
         done = Int8Export(path, made.stat().st_size, before, after, reader.num_images, quality=text)
         if done.drop > max_drop + ROUNDING:
@@ -176,30 +176,3 @@ class _Calibration:
         self.num_images += 1
         self._report(self.num_images, self._most)
         return {self._name: np.ascontiguousarray(image.cpu().numpy())}
-
-
-def _quantise(source: Path, target: Path, reader: _Calibration) -> None:
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
-    CalibrationDataReader.register(_Calibration)
-    level, handlers = logging.root.level, list(logging.root.handlers)
-    logging.root.setLevel(logging.ERROR)  # the tool gives advice in the root logger, for which it makes a handler
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            quantize_static(
-                source,
-                target,
-                reader,
-                quant_format=QuantFormat.QDQ,
-                per_channel=True,
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
-            )
-    except DataError:
-        raise
-    except Exception as error:
-        raise ModelError(f"onnxruntime cannot quantise the network: {str(error).strip().splitlines()[0]}") from error
-    finally:
-        logging.root.setLevel(level)
-        logging.root.handlers[:] = handlers
