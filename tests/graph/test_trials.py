@@ -133,7 +133,7 @@ def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
 
     in_eval, in_training = shapes(Wide(), 1, 3, 224, 224)
     assert in_eval[0] == (1, 3, 128, 128)
-    assert in_training == [(2, 3, 96, 128), (2, 3, 128, 192), (2, 3, 128, 128), (2, 3, 224, 224), (1, 3, 224, 224)]
+    assert in_training == [(2, 3, 64, 96), (2, 3, 128, 192), (2, 3, 128, 128), (2, 3, 224, 224), (1, 3, 224, 224)]
     small = nn.Sequential(nn.Conv2d(3, 2, 3))
     assert shapes(small, 1, 3, 224, 224)[0][0] == (1, 3, 64, 64)
     assert shapes(small, 4, 3, 80, 80)[0][0] == (1, 3, 40, 40)

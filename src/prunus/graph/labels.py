@@ -79,6 +79,8 @@ def varying(labels: Tensor) -> list[int]:
 def constant_along(labels: Tensor, dim: int) -> bool:
     """Whether labels do not differ along a dimension."""
     numbers = labels.numpy().swapaxes(0, dim)
+    if len(numbers) > 1 and numbers[0].size and numbers[0].flat[0] != numbers[1].flat[0]:
+        return False
     return bool((numbers[1:] == numbers[:1]).all())
 
 

@@ -65,10 +65,10 @@ def checked_kept(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
 
 def balanced(unit: Unit, kept: Sequence[int]) -> tuple[int, ...]:
     """`kept` and the fewest further channels such that the same number is kept in each block of the unit."""
-    chosen = np.zeros(unit.width, dtype=bool)
     indices = checked_indices(unit.name, unit.width, kept, unit.can_vanish)
-    if not indices:
-        return ()
+    if not indices or unit.granule == 1:
+        return indices
+    chosen = np.zeros(unit.width, dtype=bool)
     chosen[list(indices)] = True
     most = max(1, int(np.bincount(unit.blocks[chosen], minlength=unit.granule).max()))
     for block in range(unit.granule):

@@ -92,7 +92,7 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
     trials, size = [evaluation] if evaluation.inputs else [], _size_of(evaluation.inputs[0] if run else example)
     other = [(size[0], size[1] * 3 // 2), size] if size else []
     if size in small and min(size) >= _HALVED:
-        other.insert(0, (size[0] * 3 // 4, size[1]))
+        other.insert(0, (size[0] // 2, size[1] * 3 // 4))
     trials.append(Trial("training" + WITH_GRADIENTS, [*(_resized(two, *each) for each in other), two, example]))
     for height, width in _sizes_compared(traced, size if large else full) if size and full else ():
         trials.append(Trial("eval", [_resized(one, height, width)]))
@@ -267,10 +267,11 @@ def constants_varied(model: nn.Module) -> Iterator[None]:
     They are within 30% of the constant, or between 0.1 and 0.3 if that is small. The tensors are restored afterwards.
     """
     statistics = [b for name, b in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")]
-    constant = [tensor for tensor in (*model.parameters(), *statistics) if _is_constant(tensor.detach())]
+    found = [(tensor, _constant(tensor.detach())) for tensor in (*model.parameters(), *statistics)]
+    constant = [tensor for tensor, number in found if number is not None]
     saved = [tensor.data for tensor in constant]
     counts = torch.tensor([tensor.numel() for tensor in constant], dtype=torch.long)
-    value = torch.tensor([float(tensor.detach().reshape(-1)[0]) for tensor in constant]).repeat_interleave(counts)
+    value = torch.tensor([number for _, number in found if number is not None]).repeat_interleave(counts)
     drawn = torch.rand(len(value), generator=torch.Generator().manual_seed(0))
     varied = torch.where(value.abs() >= _SMALL, value * (0.7 + 0.6 * drawn), 0.1 + 0.2 * drawn)
     try:
@@ -282,10 +283,11 @@ def constants_varied(model: nn.Module) -> Iterator[None]:
             tensor.data = before
 
 
-def _is_constant(tensor: Tensor) -> bool:
-    """Whether a tensor has several numbers that are all equal."""
+def _constant(tensor: Tensor) -> float | None:
+    """The number that a tensor of several numbers is full of; None if they differ."""
     if not tensor.is_floating_point() or tensor.numel() < 2:
-        return False
-    numbers = tensor.reshape(-1)
-    first, last = numbers[:: len(numbers) - 1].tolist()
-    return bool(first == last) and bool((numbers == first).all())
+        return None
+    plain = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+    numbers: Any = tensor.reshape(-1).numpy() if plain else tensor.reshape(-1)  # numpy is faster for a few numbers
+    first = numbers[0]
+    return float(first) if bool(numbers[-1] == first) and bool((numbers == first).all()) else None

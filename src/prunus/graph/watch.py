@@ -182,10 +182,32 @@ class Watch(TorchFunctionMode):
         A function is a place if both runs call it equally often. Values of another shape have lost channels; what
         reads them tells whether they are the right ones.
         """
+        pairs: list[tuple[str, Tensor, Tensor]] = []
         for (place, number), noted in self.values.items():
             other = want.values.get((place, number))
             if other is not None and other.shape == noted.shape and self.met[place] == want.met[place]:
-                yield " ".join(map(str, noted.where)), tensor_distance(noted.sample, other.sample, by_parts=False)
+                pairs.append((" ".join(map(str, noted.where)), noted.sample, other.sample))
+        known = _distances([(got, wanted) for _, got, wanted in pairs])
+        for (where, got, wanted), distance in zip(pairs, known, strict=True):
+            yield where, tensor_distance(got, wanted, by_parts=False) if distance is None else distance
+
+
+def _distances(pairs: list[tuple[Tensor, Tensor]]) -> list[float | None]:
+    """The largest difference of each pair relative to the spread of the second, all in a few steps; None where numbers
+    are not finite or do not vary."""
+    kinds = {(got.dtype, want.dtype, want.device) for got, want in pairs}
+    unlike = len(kinds) != 1 or not {kind for pair in kinds for kind in pair[:2]} <= {torch.float32, torch.float64}
+    if unlike or not all(want.numel() for _, want in pairs):
+        return [None] * len(pairs)
+    lengths = torch.tensor([want.numel() for _, want in pairs], device=pairs[0][1].device)
+    got, want = (torch.cat([pair[side].reshape(-1) for pair in pairs]) for side in (0, 1))
+    gaps = (got - want).abs_()
+    if not bool(gaps.isfinite().all()) or not bool(want.isfinite().all()):
+        return [None] * len(pairs)
+    gap, highest = (torch.segment_reduce(numbers, "max", lengths=lengths) for numbers in (gaps, want))
+    lowest, mean = (torch.segment_reduce(want, how, lengths=lengths) for how in ("min", "mean"))
+    spread = torch.maximum(highest - mean, mean - lowest)
+    return [apart if wide > 0 else None for apart, wide in zip((gap / spread).tolist(), spread.tolist(), strict=True)]
 
 
 @lru_cache(maxsize=4096)

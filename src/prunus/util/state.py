@@ -48,14 +48,13 @@ class ModuleState:
         values = module.__dict__
         self._saved.append((values, dict(values)))
         parameters = values["_parameters"]
-        held = [value for value in values.values() if type(value) not in PLAIN]
-        self._empty += [value for value in held if type(value) in CONTAINERS and not value]
-        for value in held:
+        empty = self._empty.append
+        for value in [value for value in values.values() if type(value) not in PLAIN]:
             kind = type(value)
-            if value is parameters or (kind in CONTAINERS and not value):
-                continue
-            if kind is not tuple or not PLAIN.issuperset(map(type, value)):  # not a kernel size
-                self._save(value, 0)
+            if kind in CONTAINERS and not value:
+                empty(value)
+            elif value is not parameters and (kind is not tuple or not PLAIN.issuperset(map(type, value))):
+                self._save(value, 0)  # not a kernel size
         if parameters:
             self._saved.append((parameters, dict(parameters)))
             if self._weights or has_own_code(module):
