@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from prunus.graph.discover import components
 from prunus.graph.grouping import Places
 from prunus.graph.traced import named_modules
 from prunus.graph.units import Streams
+from tests import proof
 from tests.graph.checks import IMAGE, is_exact, pruned_exactly
 from tests.nets import NETS
 
@@ -132,3 +135,66 @@ def test_what_a_layer_could_read_with_other_arguments_is_kept() -> None:
     assert graph.frozen["a"] == "other, which no trace reaches, could read it"
     small = pr.prune(graph, pr.Plan.of(graph, {"b:out": [1]}))
     assert small(torch.randn(1, 3, 8, 8), other=True).shape == (1, 4, 6, 6)
+
+
+# -- channels that cannot be removed evenly
+
+
+class Shuffled(nn.Module):
+    """As in ShuffleNetV2: one half of the channels goes on as it is, and is mixed with the other half."""
+
+    def __init__(self, inputs: int, half: int, down: bool) -> None:
+        super().__init__()
+        each, stride = (inputs, 2) if down else (half, 1)
+        self.skip = nn.Sequential(nn.Conv2d(each, each, 3, 2, 1, groups=each), nn.Conv2d(each, half, 1), nn.ReLU())
+        self.inner = nn.Sequential(
+            *(nn.Conv2d(each, half, 1, bias=False), nn.BatchNorm2d(half), nn.ReLU()),
+            *(nn.Conv2d(half, half, 3, stride, 1, groups=half), nn.Conv2d(half, half, 1), nn.ReLU()),
+        )
+        if not down:
+            self.skip = nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, worked = (x, x) if len(self.skip) else x.chunk(2, dim=1)
+        x = torch.cat([self.skip(kept), self.inner(worked)], dim=1)
+        n, c, h, w = x.shape
+        return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, -1, h, w)
+
+
+def shuffled() -> nn.Module:
+    blocks = (Shuffled(8, 6, True), Shuffled(12, 6, False), Shuffled(12, 6, False))
+    torch.manual_seed(0)
+    for norm in (block.inner[1] for block in blocks):
+        nn.init.normal_(norm.bias)  # type: ignore[arg-type]
+    head = (nn.Conv2d(12, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 4))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, *head).double().eval()
+
+
+OUTPUTS = {"0:out": 8, "1.inner.0:out": 6, "2.inner.0:out": 6, "3.inner.0:out": 6, "4:out": 10}
+INPUTS = {"2.inner.0:in": 6, "3.inner.0:in": 6, "4:in": 12}  # of the half that each block works on, and of the end
+
+
+@pytest.mark.parametrize(("streams", "units"), [("select", OUTPUTS | INPUTS), ("coupled", OUTPUTS)])
+def test_readers_select_what_a_shuffle_keeps(streams: Streams, units: dict[str, int], tmp_path: Path) -> None:
+    """After a shuffle, each half of a tensor has channels of several layers. No plan could keep all halves equal, so
+    these layers keep their filters; channels inside of a block may go."""
+    model = shuffled()
+    graph = pr.trace(model, IMAGE, streams)
+    assert {name: unit.width for name, unit in graph.units.items()} == units
+    for seed in range(2):
+        keep = proof.random_keep(graph, seed, 0.2, 0.8)
+        first = pr.Plan.of(graph, keep)
+        small = pr.prune(graph, first)
+        with proof.masked(model, graph, keep):
+            assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(model, IMAGE)) < 1e-12
+        assert graph.cost(keep).macs * 2 == proof.counted_macs(small, IMAGE)
+        written = [small[i].inner[4].out_channels for i in (1, 2, 3)]  # type: ignore[index]
+        assert [*written, small[1].skip[1].out_channels] == [6, 6, 6, 6]  # type: ignore[index]
+        again = pr.trace(small, IMAGE, streams)
+        keep = proof.random_keep(again, seed, 0.2, 0.8)
+        second = pr.Plan.of(again, keep)
+        smaller = pr.prune(again, second)
+        with proof.masked(small, again, keep):
+            assert proof.relative_error(proof.outputs(smaller, IMAGE), proof.outputs(small, IMAGE)) < 1e-12
+        pr.save(smaller, first.then(second), tmp_path / str(seed))
+        assert proof.same_state(pr.load(tmp_path / str(seed), shuffled()), smaller)

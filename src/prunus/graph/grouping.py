@@ -1,12 +1,13 @@
 """From channels to units: channels with the same writers and readers form one unit.
 
-Each reader of a stream is a unit of its own, unless streams are coupled.
+Each reader of a stream is a unit of its own, unless streams are coupled. So is each reader of channels that cannot be
+removed evenly, as behind the shuffles of ShuffleNetV2: these are all written, and each reader selects some of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +47,8 @@ def make_units(analysis: ChannelAnalysis, streams: Streams) -> Grouped:
     alone = analysis.stream if streams == "select" else np.zeros(analysis.channels, dtype=bool)
     frozen = _frozen_channels(analysis, alone)
     together = _merge_across(_draft_together(analysis, alone, frozen), analysis)
+    if streams == "select":  # what cannot be removed evenly stays, and its readers select
+        alone = alone | _uneven(together, analysis)
     drafts = _named([*together, *_draft_alone(analysis, alone)], analysis)
     kept = []
     for draft, balances in zip(drafts, _balances_of(drafts, analysis), strict=True):
@@ -127,11 +130,16 @@ def _draft_together(analysis: ChannelAnalysis, alone: Mask, frozen: dict[int, st
 
 
 def _draft_alone(analysis: ChannelAnalysis, alone: Mask) -> list[_Draft]:
-    """One draft for each reader of each stream. Channels that one layer writes belong to the same stream."""
+    """One draft for each reader of each stream. Channels that one layer writes, or that are not part of an addition but
+    of one tensor that is split into equal parts, belong to the same stream."""
     if not alone.any():
         return []
     empty = np.zeros(0, dtype=np.int64)
     written = [met[alone[met]] for met, _ in map(_distinct, analysis.writes.values())]
+    mixed = alone & ~analysis.stream
+    if mixed.any():
+        split = (_distinct(each.blocks.reshape(-1))[0] for each in analysis.balances if each.reader is None)
+        written += [met[mixed[met]] for met in split]
     a = np.concatenate([empty, *(mine[:-1] for mine in written)])
     b = np.concatenate([empty, *(mine[1:] for mine in written)])
     stream_of, _ = components(analysis.channels, a, b)
@@ -235,6 +243,14 @@ def _balances_of(drafts: list[_Draft], analysis: ChannelAnalysis) -> list[list[B
         for i in bound.union(by_reader.get(balance.reader or "", ())):
             concerning[i].append(balance)
     return concerning
+
+
+def _uneven(drafts: list[_Draft], analysis: ChannelAnalysis) -> Mask:
+    """[channels] whether a channel belongs to a draft whose balances contradict each other."""
+    uneven = np.zeros(analysis.channels, dtype=bool)
+    for draft, balances in zip(drafts, _balances_of(drafts, analysis), strict=True):
+        uneven[draft.channels] = _set_blocks(replace(draft), balances) is not None
+    return uneven
 
 
 def _set_blocks(draft: _Draft, balances: list[Balance]) -> str | None:

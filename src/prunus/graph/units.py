@@ -65,7 +65,8 @@ class Unit:
         width: Number of channels.
         granule: Number of blocks: channels can only be removed in multiples of it.
         kind: "private": all readers drop a channel together, so the writers lose the filter. "stream": the channels
-            also go through an addition. With streams="select" each reader is a unit of its own.
+            also go through an addition. With streams="select" each reader is a unit of its own, also if the channels
+            cannot be removed evenly.
         readers: The layers that read the channels.
         writers: The layers that write them.
         blocks: `blocks[i]` is the block of channel i.
