@@ -2,6 +2,7 @@
 
     python benchmarks/onnx_import.py results.json              # all networks; about ten minutes
     python benchmarks/onnx_import.py results.json timm:dla34   # some
+    python benchmarks/onnx_import.py results.json model.onnx   # a file, for images of 160 x 160 if it takes any size
     python benchmarks/onnx_import.py results.json --quick      # all, by torch's older exporter only
 
 Each network has random weights. It is written by one of torch's exporters, imported (which compares it with
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import prunus
 from prunus.timing.onnx_export import export_onnx
+from prunus.zoo.onnx_file import read_onnx
 from tests import proof, zoo_nets
 
 TORCHVISION = """alexnet vgg11_bn resnet18 resnet50 resnext50_32x4d densenet121 googlenet inception_v3 squeezenet1_0
@@ -54,6 +56,17 @@ def survey(name: str, exporter: str) -> dict[str, Any]:
     result |= {"exact": True, "macs_left": round(graph.cost(plan).macs / graph.macs, 3)}
     source = prunus.trace(model, example)
     return result | {"units_of_source": len(source.units), "share_of_source": _share(source)}
+
+
+def survey_file(path: Path) -> dict[str, Any]:
+    """What becomes of a file."""
+    image = read_onnx(path).image
+    network = prunus.from_onnx(path, [side or 160 for side in image.sizes[2:]])
+    graph = prunus.trace(network, torch.randn(1, image.sizes[1], *(side or 160 for side in image.sizes[2:])))
+    plan = prunus.Plan.of(graph, proof.random_keep(graph, 0))
+    prunus.prune(graph, plan)
+    left = round(graph.cost(plan).macs / graph.macs, 3)
+    return {"equal": True, "units": len(graph.units), "share": _share(graph), "exact": True, "macs_left": left}
 
 
 def _share(graph: prunus.ChannelGraph) -> float:
@@ -106,13 +119,13 @@ def main(out: Path, names: list[str]) -> None:
     results = json.loads(out.read_text()) if out.exists() else {}
     exporters = ("old",) if "--quick" in names else ("old", "one image", "new")
     for name in [name for name in names if name != "--quick"] or [*OTHERS, *everything]:
-        for exporter in exporters:
+        for exporter in exporters if not name.endswith(".onnx") else ("file",):
             try:
-                done = survey(name, exporter)
+                done = survey_file(Path(name)) if exporter == "file" else survey(name, exporter)
             except Exception as error:  # noqa: BLE001  (exporters raise anything)
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 done = {"exporter": exporter, "error": f"{type(error).__name__}: {error}"[:300], "at": frame.name}
-            results[f"{name} ({exporter})"] = done
+            results[f"{Path(name).name if exporter == 'file' else name} ({exporter})"] = done
             print(name, json.dumps(done), flush=True)
             out.write_text(json.dumps(results, indent=1) + "\n")
 

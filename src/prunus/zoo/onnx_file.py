@@ -27,6 +27,7 @@ from prunus.zoo.onnx_operations import OPERATIONS, TYPES
 
 OLDEST = 11  # opset
 TOLERANCE = 1e-3  # of how much an output varies: other kernels add in another order
+ROUNDING = 5e-7  # of values of the size of one: a sigmoid near 0 hardly varies, and engines compute it differently
 QUANTISED = ("Quantize", "Dequantize", "QLinear", "ConvInteger", "MatMulInteger", "DynamicQuantize")
 BUILT_IN = ("", "ai.onnx")  # the domain of ONNX's own operators
 
@@ -347,7 +348,7 @@ def difference(got: Tensor, wanted: Tensor) -> str | None:
     a, b = a[b.isfinite()], b[b.isfinite()]
     scale = float(b.std()) if b.numel() > 1 else 0.0
     scale = max(scale, 1e-3 * float(b.abs().max()) if b.numel() else 0.0, 1e-6)
-    largest = float((a - b).abs().max()) / scale if b.numel() else 0.0
+    largest = max(0.0, float((a - b).abs().max()) - ROUNDING) / scale if b.numel() else 0.0
     return None if largest <= TOLERANCE else f"a difference of {largest:.1e} of how much the values vary"
 
 
@@ -410,7 +411,7 @@ def _first_difference(file: OnnxModel, shapes: Mapping[str, tuple[int, ...]], fi
     for name, node, value in zip(names, made, wanted, strict=True):
         got = results[node]
         node_proto = places[name][0]
-        biased = node_proto.op_type in ("MatMul", "Conv", "Gemm") and node.op == "call_module"
+        biased = node_proto.op_type in ("MatMul", "Conv", "ConvTranspose", "Gemm") and node.op == "call_module"
         if isinstance(got, Tensor) and difference(got, value) and not (biased and len(node_proto.input) < 3):
             return f"{node_proto.op_type} {node_proto.name or name}"
     return "its outputs"
