@@ -10,7 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow", "mpl_toolkits": "matplotlib"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "google": "protobuf",
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "mpl_toolkits": "matplotlib",
+}
 DISTRIBUTIONS |= {"ai_edge_litert": "ai-edge-litert", "litert_torch": "litert-torch"}  # whose modules these are
 
 
