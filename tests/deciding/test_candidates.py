@@ -15,6 +15,7 @@ from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.settings import RankSettings
 from prunus.zoo.models import create
 from tests.deciding.toys import Mixed, mixed, seeded
+from tests.graph.test_attention import IMAGE, Transformer
 from tests.nets import NETS
 from tests.run.toys import HOLDOUT, TRAIN, run, trained
 
@@ -64,3 +65,10 @@ def test_a_string_is_one_pattern(tmp_path: Path) -> None:
     scores = pr.score(graph, TRAIN, metric="l1")
     assert set(pr.sensitivity(graph, scores, HOLDOUT, only="wide*").tried) == {"wide:in", "wide:out"}
     assert set(pr.sensitivity(graph, scores, HOLDOUT, exclude="wide*").tried) == {"conv1:in", "conv1:out"}
+
+
+def test_linear_layers_over_tokens_are_pruned_like_convolutions() -> None:
+    """Heads, hidden channels and selections of a transformer; not what its classifier reads."""
+    model, image = Transformer("fused").eval(), IMAGE.float()
+    graph = pr.trace(model, image)
+    assert set(candidates(graph)) == {"attention.qkv:in", "attention.qkv:out", "up:in", "up:out"}

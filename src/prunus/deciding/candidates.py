@@ -21,7 +21,7 @@ def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[
     """Names of the units that may be pruned.
 
     Patterns match names of units and of their layers ("layer1.*", "*:in"). Without `only`, the classifier's selection
-    from a stream and units between two linear layers are left out.
+    from a stream and units between two linear layers are left out. Linear layers over tokens are like convolutions.
     """
     chosen = []
     for name, unit in graph.units.items():
@@ -86,11 +86,16 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _left_alone(graph: ChannelGraph, unit: Unit) -> bool:
-    readers = [graph.model.get_submodule(reader.module) for reader in unit.readers]
-    writers = [graph.model.get_submodule(writer.module) for writer in unit.writers]
-    if unit.kind == "stream" and len(readers) == 1 and isinstance(readers[0], nn.Linear):
+    readers = [_classifies(graph, reader.module) for reader in unit.readers]
+    if unit.kind == "stream" and readers == [True]:
         return True
-    return all(isinstance(layer, nn.Linear) for layer in (*readers, *writers))
+    return all((*readers, *(_classifies(graph, writer.module) for writer in unit.writers)))
+
+
+def _classifies(graph: ChannelGraph, name: str) -> bool:
+    """Whether a layer is linear and works on whole images: those of transformers work on every token."""
+    layer = graph.layers.get(name)
+    return isinstance(graph.model.get_submodule(name), nn.Linear) and (layer is None or layer.positions == 1)
 
 
 def _why_none(graph: ChannelGraph, exclude: Sequence[str], only: Sequence[str]) -> str:

@@ -580,7 +580,8 @@ class Call:
         if had is not None and isinstance(self.labels.emit, Replay):  # one label many times: those that it has selected
             before = self.labels.emit.first.arriving.get(self.name)
             chosen = had.index.cpu().numpy().copy()
-            if np.array_equal(before, arriving.numpy()) and not had.filled and np.array_equal(before[chosen], wanted):
+            same = before is not None and not had.filled and np.array_equal(before, arriving.numpy())
+            if same and np.array_equal(arriving.numpy()[chosen], wanted):
                 index = chosen
         if index is None:
             raise Mismatch(self.node, f"channels that {self.name} selects do not arrive at it")
