@@ -59,7 +59,6 @@ def grouped() -> pr.ChannelGraph:
 # -- plans
 
 KEPT: list[tuple[Any, str]] = [
-    ([], "unit 'conv1:out' would keep none of its 6"),
     ([0, 6], "'conv1:out' has channels 0 to 5; 6 is out of range"),
     ([-1, 2], "-1 is out of range"),
     ([1, 2, 2], "channel 2 is kept twice"),
