@@ -222,7 +222,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = create("lenet5").state_dict()
     save_file(state, "w.safetensors")
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}, "nan.safetensors")
-    torch.save(create("lenet5"), "whole.pt")
+    torch.save({}, "empty.pt")
 
 
 PRUNE = "prune lenet5=w.safetensors --data digits"
@@ -283,7 +283,7 @@ SENSITIVITY = "inspect lenet5=w.safetensors --data digits --sensitivity --num-im
         ("train trial_nets:good --data trial_nets:unreadable", "the disk is gone"),
         ("train lenet5 --data digits --weights nan.safetensors", "numbers of conv1.weight are NaN or infinite"),
         ("prune lenet5=nan.safetensors --data digits --target 0.3", "the network's weights are damaged, or its train"),
-        ("prune lenet5=whole.pt --data digits", "whole.pt: expected tensors by name, got no tensors: save the network"),
+        ("prune lenet5=empty.pt --data digits", "empty.pt: expected tensors by name, got no tensors: save the network"),
         ("prune trial_nets:good --data folder:nan.safetensors", "nan.safetensors: is a file, and not a CSV of labels"),
         ("prune trial_nets:good --data folder:.", "expected one folder per class, or images without labels"),
         ("train lenet5 --data digits --mixed-precision fp16", "fp16 needs a GPU"),

@@ -94,7 +94,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: measure(split="algoritm1"), "no split called 'algoritm1': did you mean algorithm1"),
     (lambda: measure(split="uniform"), "ranks units for the splits"),
     (lambda: measure(alfa=3.0), "no setting called 'alfa': did you mean alpha"),
-    (lambda: measure(cost="watts"), "no cost called 'watts'.*Available: latency, macs, params"),
+    (lambda: measure(cost="watts"), "no cost called 'watts'.*Available: latency, macs, memory, params"),
     *((lambda c=c: measure(confidence=c), r"confidence must be at least 0\.5 and below 1") for c in (0.3, 1.0, NAN)),
     (lambda: measure(tolerance=-1e-3), "tolerance must be at least 0"),
     (lambda: measure(split="ratio", ratios=(0.5, 1.0)), "ratios are fractions removed, above 0 and below 1; got 1.0"),

@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     while len(killed) < KILLS:
         # After some news (a step of training, a file about to be flushed, ...), at any moment of the next milliseconds;
         # first all over a run, later soon after the start, so that every attempt dies before it ends.
-        news = moments.randint(1, max(3, total // (2 + len(killed))))
+        news = moments.randint(1, max(3, total // (2 + len(killed) // 2)))
         heard = _in_a_fork(lambda tell: prune(folder / "broken", tell), news, moments.uniform(0, 0.006))
         if heard is None:  # it was quicker than the kill: begin again
             shutil.rmtree(folder / "broken")

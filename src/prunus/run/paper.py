@@ -108,8 +108,8 @@ def contradiction(name: str, asked: Any) -> str | None:
     value, words = FIXED[name]
     if name == "metric_options":
         asked = {option: given for option, given in asked.items() if option not in OPTIONS}
-    elif name == "metric" and isinstance(asked, str) and set(_options(asked.split(":")[1:])) <= set(OPTIONS):
-        asked = asked.partition(":")[0]
+    elif name == "metric" and isinstance(asked, str) and asked.startswith(f"{value}:"):
+        asked = value if set(_options(asked.split(":")[1:])) <= set(OPTIONS) else asked
     return None if asked in (value, THE_SAME.get(name)) else f"the paper has {words}"
 
 

@@ -402,12 +402,11 @@ def headline(summary: Summary) -> list[list[str]]:
             if old < 0.999:  # nothing can be said where nearly all images have it
                 title = "top-5" if name == "top5" else name
                 rows.append([f"{part} {title}", text.shown(old), text.shown(new), text.change(new - old)])
-    for title, cost in {"MACs": "macs", "weights": "params", "bytes on disk": "bytes"}.items():
+    costs = {"MACs": "macs", "weights": "params", "bytes on disk": "bytes", "bytes of activations": "memory"}
+    for title, cost in costs.items():
         old, new = getattr(before, cost), getattr(after, cost)
-        rows.append([title, big_number(old), big_number(new), f"-{100 * (1 - new / old):.1f}%"])
-    if before.memory and after.memory:
-        shown = bytes_text(before.memory), bytes_text(after.memory), f"-{100 * (1 - after.memory / before.memory):.1f}%"
-        rows.append(["peak of activations", *shown])
+        if old and new:  # the memory of networks that were not traced is unknown
+            rows.append([title, big_number(old), big_number(new), f"-{100 * (1 - new / old):.1f}%"])
     return rows
 
 
