@@ -201,7 +201,7 @@ def _list_models() -> Answer:
         alike = ", ".join(name for name, each in known.items() if each.about == about)
         say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
     say("MACs, weights: of convolutions and linear layers. params: all parameters.")
-    say("Other models: torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, module:factory, .onnx")
+    say("Others: torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, module:factory, FILE.onnx")
     return Answer({"models": known})
 
 
