@@ -88,11 +88,10 @@ def test_limits_any_loader_progress_and_a_file_that_is_slower(
     images = pictures(300, 0)[0][0]  # without labels, and more than are read
     done = export_int8(model, example, path, images, [], progress=lambda *step: steps.append(step[:3]))
     assert done.num_calibration == 200 and done.drop > 1.0  # 0.79 - 0.78 > 0.01
-    ready = sum(engine.open_onnx is not None and engine.is_ready for engine in ENGINES.values())
-    assert ready and {("export", 0, 1), ("export", 1, 1), ("calibration", 200, 200), ("timing", ready, ready)} <= set(
-        steps
-    )
-    assert set(done.speed) == {"onnxruntime", "openvino"}
+    ready = {engine.name for engine in ENGINES.values() if engine.open_onnx is not None and engine.is_ready}
+    assert {("export", 0, 1), ("export", 1, 1), ("calibration", 200, 200)} <= set(steps)
+    assert ("timing", len(ready), len(ready)) in steps
+    assert set(done.speed) == ready and "onnxruntime" in ready
     assert "int8 is slower than 32 bits in onnxruntime on this machine: 0.59x (0.55 to 0.63)" in caplog.text
     path.unlink()
     with pytest.raises(ModelError, match=r"loses 1\.01 points of accuracy"):
