@@ -445,9 +445,11 @@ def estimate_again(model: nn.Module, batches: Any) -> None:
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """ "temperature=4 views=1" as a dict; numbers as numbers."""
+    """ "temperature=4 views=1 blocks=true" as a dict; numbers as numbers."""
 
     def value(word: str) -> Any:
+        if word in ("true", "false"):
+            return word == "true"
         for kind in (int, float):
             try:
                 return kind(word)
