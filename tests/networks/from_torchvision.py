@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prunus.tasks.one_stage import OneStage
 from tests.networks import Network
 
 CLASSIFIERS = re.compile(
@@ -31,17 +32,6 @@ DETECTION = [
     "fasterrcnn_resnet50_fpn",
     "fasterrcnn_mobilenet_v3_large_fpn",
 ]
-
-
-class OneStage(nn.Module):
-    """The backbone and the head of a one-stage detector, without anchors and the choice of boxes."""
-
-    def __init__(self, detector: Any) -> None:
-        super().__init__()
-        self.backbone, self.head = detector.backbone, detector.head
-
-    def forward(self, images: Tensor) -> Any:
-        return self.head(list(self.backbone(images).values()))
 
 
 class TwoStages(nn.Module):

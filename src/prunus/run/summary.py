@@ -406,7 +406,8 @@ def headline(summary: Summary) -> list[list[str]]:
     for title, cost in costs.items():
         old, new = getattr(before, cost), getattr(after, cost)
         if old and new:  # the memory of networks that were not traced is unknown
-            rows.append([title, big_number(old), big_number(new), f"-{100 * (1 - new / old):.1f}%"])
+            change = "unchanged" if new == old else f"-{100 * (1 - new / old):.1f}%"
+            rows.append([title, big_number(old), big_number(new), change])
     return rows
 
 
