@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ from typing import Any
 from prunus.util.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the training of akamaster's CIFAR-10 weights
 Row = dict[str, Any]
 
 
 class Results:
     """The rows of a file, found again by some of their keys; without a file they are only kept in memory."""
 
-    def __init__(self, path: Path | None, what: str, command: str) -> None:
+    def __init__(self, path: Path | None, what: str, command: str | None = None) -> None:
         self._path = path
-        self._head: dict[str, Any] = {"what": what, "command": command, "commit": commit(), "machine": machine()}
+        self._head: dict[str, Any] = {"what": what, "command": command or typed()}
+        self._head |= {"commit": commit(), "machine": machine()}
         self._own: dict[str, Any] = {}
         self.rows: list[Row] = []
         if path is not None and path.exists():
@@ -57,6 +60,11 @@ def as_json(head: Mapping[str, Any], rows: list[Row]) -> str:
     facts = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}," for name, value in head.items()]
     lines = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in rows)
     return "\n".join(["{", *facts, '  "rows": [', lines, "  ]", "}", ""])
+
+
+def typed() -> str:
+    """The command of this process."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
 def commit() -> str:

@@ -23,9 +23,8 @@ one thread in processor time. Rows are written one by one, and a row that the fi
 
 With --work, predictions.safetensors in the row's folder keeps which held-out and test images are right: before, and at
 the best and the last epoch. The row then also has `last`: the last epoch's accuracy on the held-out images, on the
-others, and on all of them. A row of a file that lacks this is completed from the checkpoint in --work. --paired adds
-McNemar's exact test between every two rows of the call, on all test images for last epochs (which no image chose) and
-on the reported half for best ones.
+others, and on all of them. --paired adds McNemar's exact test between every two rows of the call, on all test images
+for last epochs (which no image chose) and on the reported half for best ones.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import prunus
-from benchmarks import Results, Row, peers
+from benchmarks import MEAN, STD, Results, Row, peers
 from prunus.deciding.splits import uniform
 from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, write_predictions
 from prunus.scoring.metrics import METRICS
@@ -62,7 +61,6 @@ from prunus.zoo.data import load
 from prunus.zoo.models import create
 from prunus.zoo.weights import load_weights
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the training of akamaster's CIFAR-10 weights
 SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}
 BATCH, TURNS = 128, 15
 METHODS: dict[str, dict[str, Any]] = {
@@ -322,22 +320,14 @@ class Bench:
             row["speedup"] = {f"{engine}, batch {batch}": self.timed(last, engine, batch) for engine, batch in pairs}
         return row
 
-    def completed(self, key: Row, row: Row, result: nn.Module | None = None) -> Row:
-        """The row with the last epoch's accuracy; writes which images are right.
-
-        Without `result`, the networks are read from the checkpoint in --work; the row as it is if there is none.
-        """
+    def completed(self, key: Row, row: Row, result: nn.Module) -> Row:
+        """The row with the last epoch's accuracy; writes which images are right."""
         if self.args.work is None or self.args.rounds > 1:
             return row
         place = self.folder(key, "")
         assert place is not None
         kept = self._epochs_in(place)
-        if kept:
-            models = {"before": self.images.model, **kept}
-        elif result is not None:
-            models = {"before": self.images.model, "after": result}
-        else:
-            return row
+        models = {"before": self.images.model, **(kept or {"after": result})}
         right: dict[str, Tensor] = {}
         values: dict[str, ImageValues] = {}
         for name, model in models.items():
@@ -360,7 +350,8 @@ class Bench:
             return {}
         tensors = load_file(path)
         found = {}
-        for name, kind in (("best", "best"), ("last", "average" if "average" in _kinds(tensors) else "model")):
+        has_average = any(name.startswith("average.") for name in tensors)
+        for name, kind in (("best", "best"), ("last", "average" if has_average else "model")):
             weights = {key.removeprefix(f"{kind}."): t for key, t in tensors.items() if key.startswith(f"{kind}.")}
             if (place / "pruned" / "plan.json").exists():
                 network = prunus.load(place / "pruned", self.images.model)
@@ -394,10 +385,6 @@ class Bench:
     def _base(self, part: str) -> float:
         labels = torch.cat([labels for _, labels in getattr(self.images, part)])
         return percent(self.before[part] == labels)
-
-
-def _kinds(tensors: Mapping[str, Tensor]) -> set[str]:
-    return {name.partition(".")[0] for name in tensors}
 
 
 def _with_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -475,8 +462,7 @@ def keys(args: argparse.Namespace) -> Iterator[Row]:
 
 def run(args: argparse.Namespace) -> None:
     """Measure the rows that are missing."""
-    command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    results = Results(args.out, f"{args.network}: accuracy in per cent before and after pruning", command)
+    results = Results(args.out, f"{args.network}: accuracy in per cent before and after pruning")
     bench: Bench | None = None
     wanted = list(keys(args))
     for key in wanted:
@@ -485,11 +471,6 @@ def run(args: argparse.Namespace) -> None:
             bench = bench or Bench(args)
             row = bench.row(key)
             results.add(row)
-        elif args.work is not None and args.epochs and "last" not in row:
-            bench = bench or Bench(args)
-            old, row = row, bench.completed(key, row)
-            if row is not old:
-                results.add(row, instead_of=old)
         print({name: row[name] for name in row if name != "history"}, flush=True)
     if args.paired:
         (bench or Bench(args)).paired(wanted, results)

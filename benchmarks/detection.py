@@ -4,8 +4,8 @@
     python benchmarks/detection.py train DIR          # YOLOv8n by ultralytics' own trainer; goes on where it stopped
 
     prunus prune yolo:yolov8n.yaml --weights best.pt --data folder:DIR --size 192 --holdout test:0.5 --speedup 1.4 \\
-        --num-images 200 --num-repair-images 300 --no-timing --out RUN
-    python benchmarks/detection.py measure DIR --run RUN --weights best.pt --json FILE.json
+        --num-images 200 --set num_repair_images=300 --no-timing --out RUN
+    python benchmarks/detection.py measure DIR --run RUN --weights best.pt --out FILE.json
 
 `measure` writes a row for each network as it is known: unpruned, before repair, repaired, after mimicking, retrained by
 ultralytics, and torch-pruning's at the same share of MACs. AP is that of the test images that nothing decided on; time
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import sys
 from pathlib import Path
@@ -29,12 +28,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from PIL import Image
 
+from benchmarks import Results
+
 SIDE, MOST_DIGITS, SIZES = 192, 6, (24, 64)  # of a scene in pixels, digits in it, and the height of a digit
 PARTS = {"train": (1000, "train"), "val": (200, "train"), "test": (400, "test")}  # scenes, and whose digits
+# Of ultralytics' trainer, which runs on the CPU, without what would blur what is compared.
+TRAINER: dict[str, Any] = {
+    "imgsz": SIDE,
+    "batch": 16,
+    "device": "cpu",
+    "workers": 0,
+    "amp": False,
+    "plots": False,
+    "seed": 0,
+    "mosaic": 0.0,
+    "fliplr": 0.0,
+    "optimizer": "AdamW",
+}
 
 
-def scene(digits: Any, labels: Any, rng: np.random.Generator, side: int = SIDE) -> tuple[Any, list[list[float]]]:
-    """A coloured, noisy scene [side, side, 3] of digits, and a row (class, x, y, width, height) in [0, 1] for each."""
+def scene(digits: Any, labels: Any, rng: np.random.Generator) -> tuple[Any, list[list[float]]]:
+    """A coloured, noisy scene [SIDE, SIDE, 3] of digits, and a row (class, x, y, width, height) in [0, 1] for each."""
+    side, lines = SIDE, []
     rows, columns = np.mgrid[0:side, 0:side] / side
     ground = (
         rng.uniform(0.0, 0.5, 3)
@@ -42,10 +57,9 @@ def scene(digits: Any, labels: Any, rng: np.random.Generator, side: int = SIDE) 
     )
     picture = ground + rng.normal(0, 0.06, (side, side, 1))
     boxes: list[tuple[int, int, int, int]] = []
-    found = []
     for _ in range(rng.integers(1, MOST_DIGITS + 1)):
         number = int(rng.integers(len(digits)))
-        size = int(rng.integers(SIZES[0] * side // SIDE, SIZES[1] * side // SIDE + 1))
+        size = int(rng.integers(SIZES[0], SIZES[1] + 1))
         ink = np.asarray(Image.fromarray(digits[number]).resize((size, size), Image.Resampling.BILINEAR)) / 255
         there = np.argwhere(ink > 0.3)
         (top, left), (bottom, right) = there.min(0), there.max(0) + 1
@@ -58,24 +72,23 @@ def scene(digits: Any, labels: Any, rng: np.random.Generator, side: int = SIDE) 
         part = picture[y : y + height, x : x + width]
         part[:] = part * (1 - ink[..., None]) + colour * ink[..., None]
         boxes.append((x, y, x + width, y + height))
-        found.append(
-            [int(labels[number]), (x + width / 2) / side, (y + height / 2) / side, width / side, height / side]
-        )
-    return (picture.clip(0, 1) * 255).round().astype(np.uint8), found
+        centre = (x + width / 2) / side, (y + height / 2) / side
+        lines.append([int(labels[number]), *centre, width / side, height / side])
+    return (picture.clip(0, 1) * 255).round().astype(np.uint8), lines
 
 
-def write_scenes(folder: Path, side: int = SIDE, parts: dict[str, tuple[int, str]] | None = None) -> Path:
+def write_scenes(folder: Path) -> Path:
     """Scenes in the layout of ultralytics; the path of its data.yaml."""
     from prunus.zoo.data import load
 
     mnist = load("mnist", holdout="none")
-    for number, (part, (count, source)) in enumerate((parts or PARTS).items()):
+    for number, (part, (count, source)) in enumerate(PARTS.items()):
         images: Any = mnist.parts[source]  # type: ignore[index]
         digits, rng = images.pixels[:, 0].numpy()[images.rows], np.random.default_rng([0, number])
         for kind in ("images", "labels"):
             (folder / kind / part).mkdir(parents=True, exist_ok=True)
         for n in range(count):
-            picture, rows = scene(digits, images.labels, rng, side)
+            picture, rows = scene(digits, images.labels, rng)
             Image.fromarray(picture).save(folder / "images" / part / f"{n:04d}.png")
             lines = [" ".join([str(row[0]), *(f"{value:.6f}" for value in row[1:])]) for row in rows]
             (folder / "labels" / part / f"{n:04d}.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -86,7 +99,7 @@ def write_scenes(folder: Path, side: int = SIDE, parts: dict[str, tuple[int, str
     return folder / "data.yaml"
 
 
-def train(folder: Path, out: Path, epochs: int, side: int) -> None:
+def train(folder: Path, out: Path, epochs: int) -> None:
     """YOLOv8n from random weights, by ultralytics' own trainer. An interrupted training goes on."""
     from ultralytics import YOLO  # type: ignore[import-not-found, unused-ignore]
 
@@ -94,11 +107,8 @@ def train(folder: Path, out: Path, epochs: int, side: int) -> None:
     if last.exists():
         YOLO(last).train(resume=True)
         return
-    how = {"imgsz": side, "batch": 16, "device": "cpu", "workers": 0, "amp": False, "plots": False, "seed": 0}
-    boring = {"mosaic": 0.0, "fliplr": 0.0, "hsv_h": 0.5, "optimizer": "AdamW", "lr0": 0.002, "warmup_epochs": 1.0}
-    YOLO("yolov8n.yaml").train(
-        data=str(folder / "data.yaml"), epochs=epochs, project=str(out), name="yolov8n", exist_ok=True, **how, **boring
-    )
+    place = {"data": str(folder / "data.yaml"), "project": str(out), "name": "yolov8n", "exist_ok": True}
+    YOLO("yolov8n.yaml").train(epochs=epochs, hsv_h=0.5, lr0=0.002, warmup_epochs=1.0, **place, **TRAINER)
 
 
 def without_chunks(model: Any) -> None:
@@ -134,7 +144,7 @@ def without_chunks(model: Any) -> None:
             model.model[number] = Halves(block)
 
 
-def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epochs: int) -> None:
+def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epochs: int) -> None:
     """A row for each network, written as soon as it is known."""
     import torch
 
@@ -149,19 +159,20 @@ def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epoc
     model = create("yolo:yolov8n.yaml", num_classes=10)
     load_weights(model, weights)
     example, plan = data.example(), Plan.load(run / "plan.json")
-    rows: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    results = Results(out, f"YOLOv8n on scenes of MNIST digits, {SIDE} pixels: AP in per cent")
 
-    def add(name: str, make: Any, **more: Any) -> Any:
+    def add(name: str, make: Any, **more: Any) -> None:
+        if results.find({"network": name}) is not None:
+            return
         network = make()
-        if network is None or name in rows:
-            return network
         got = prunus.evaluate(network.eval(), data.loader("test", 16), task="detection")
         timed = None
         if name != "unpruned":
             pair = {"before": model, "after": network}
             how: dict[str, Any] = {"engine": "onnxruntime", "batch_sizes": (1,), "threads": 1, "cpu_time": True}
             timed = speedup(*(timing.seconds for timing in latency(pair, example, rounds=30, **how)))
-        rows[name] = {
+        row = {
+            "network": name,
             "AP50-95": round(100 * got.quality, 2),
             "AP50": round(100 * got.details["AP50"], 2),
             "test_images": got.num_images,
@@ -169,26 +180,18 @@ def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epoc
             "speedup": timed and [round(value, 3) for value in (timed.ratio, timed.low, timed.high)],
             **more,
         }
-        file.write_text(json.dumps(rows, indent=1) + "\n")
-        print(name, rows[name], flush=True)
-        return network
+        results.add(row)
+        print(row, flush=True)
 
     def mimicked() -> Any:
-        if "mimicked" in rows:
-            return None
         train = data.loader("train", 16, augment=True, shuffle=True)
-        return prunus.mimic(small, model, train, data.loader("holdout", 16), steps, task="detection").model
+        return prunus.mimic(loaded(), model, train, data.loader("holdout", 16), steps, task="detection").model
 
     def retrained() -> Any:
-        if "retrained" in rows:
-            return None
         yolo = prunus.ultralytics.yolo(run)
-        how = {"imgsz": SIDE, "batch": 16, "device": "cpu", "workers": 0, "amp": False, "plots": False, "seed": 0}
-        gentle = {"mosaic": 0.0, "fliplr": 0.0, "optimizer": "AdamW", "lr0": 0.0005, "warmup_epochs": 0.0, "val": False}
-        yolo.train(
-            data=str(folder / "data.yaml"), epochs=epochs, project=str(run.resolve()), name="train", **how, **gentle
-        )
-        trained = prunus.load(run, create("yolo:yolov8n.yaml", num_classes=10))
+        place = {"data": str(folder / "data.yaml"), "project": str(run.resolve()), "name": "train"}
+        yolo.train(epochs=epochs, lr0=0.0005, warmup_epochs=0.0, val=False, **place, **TRAINER)
+        trained = loaded()
         trained.load_state_dict(read_tensors(yolo.trainer.last), strict=False)
         return trained
 
@@ -201,7 +204,7 @@ def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epoc
         with torch.no_grad():
             same = (other(example)[0] - model(example)[0]).abs().max() < 1e-3
         assert same, "the blocks compute something else"
-        share, goal, nearest = 0.06, rows["repaired"]["macs"], None
+        share, goal, nearest = 0.06, prunus.trace(loaded(), example, "coupled").macs, None
         while share < 0.6:  # the network whose MACs are nearest to those of the repaired one
             share += 0.02
             tried = copy.deepcopy(other)
@@ -222,38 +225,38 @@ def measure(folder: Path, run: Path, weights: Path, file: Path, steps: int, epoc
         assert nearest is not None
         return nearest[1]
 
+    def loaded() -> Any:
+        return prunus.load(run, create("yolo:yolov8n.yaml", num_classes=10))
+
     add("unpruned", lambda: model)
     add("before repair", lambda: prunus.prune(prunus.trace(model, example, "coupled"), plan))
-    small = add("repaired", lambda: prunus.load(run, create("yolo:yolov8n.yaml", num_classes=10)))
+    add("repaired", loaded)
     add("torch-pruning, magnitude", torch_pruning)
     add("mimicked", mimicked, steps=steps)
     add("retrained", retrained, epochs=epochs)
-    rows["about"] = {"run": str(run.name), "torch": torch.__version__, "size": SIDE}
-    file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("scenes", "train", "measure"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("runs/detection"))
+    parser.add_argument("--out", type=Path, help="folder of the training, or JSON file for the rows of `measure`")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--run", type=Path, help="folder of the pruned YOLO")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=150, help="of mimicking")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("YOLO_OFFLINE", "true")
-    if asked.step == "scenes":
-        print(write_scenes(asked.folder))
+    if args.step == "scenes":
+        print(write_scenes(args.folder))
         return
     from tests.networks import from_torchvision
 
     from_torchvision.library()  # ultralytics imports torchvision, whose wheel may not fit
-    if asked.step == "train":
-        train(asked.folder, asked.out.resolve(), asked.epochs, SIDE)
+    if args.step == "train":
+        train(args.folder, (args.out or Path("runs/detection")).resolve(), args.epochs)
     else:
-        measure(asked.folder, asked.run, asked.weights, asked.json, asked.steps, asked.epochs)
+        measure(args.folder, args.run, args.weights, args.out, args.steps, args.epochs)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus
-from benchmarks import ROOT, Results, Row
+from benchmarks import MEAN, ROOT, STD, Results, Row
 from prunus.scoring.evidence import Maps
 from prunus.zoo import models
 from prunus.zoo.data import load
@@ -276,7 +276,7 @@ def _di() -> Row:
         return float(torch.trace(torch.linalg.inv(scatter + rho * torch.eye(len(scatter), dtype=maps.dtype)) @ between))
 
     ours, explicit = turn_about(
-        lambda: prunus.METRICS["di"].score(Maps("u", labels, maps, None, 1 << 30)),
+        lambda: prunus.METRICS["di"].score(Maps("u", labels, maps, 1 << 30)),
         lambda: [by_inverse(maps[:, c]) for c in range(maps.shape[1])],
         4,
     )
@@ -303,7 +303,7 @@ def _mmd() -> Row:
         return total / CLASSES
 
     ours, loops = turn_about(
-        lambda: prunus.METRICS["mmd"].score(Maps("u", labels, maps, None, 1 << 30)),
+        lambda: prunus.METRICS["mmd"].score(Maps("u", labels, maps, 1 << 30)),
         lambda: looped([m.tolist() for m in maps[:, 0]], labels.tolist()),
         2,
     )
@@ -351,8 +351,7 @@ def _decided_network() -> tuple[nn.Module, str, Batches, Batches]:
     """A trained network, its name, training batches and held-out batches."""
     weights = Path(os.environ.get("PRUNUS_WEIGHTS", "weights")) / "resnet56-cifar10.safetensors"
     if weights.exists() and "PRUNUS_DATA" in os.environ:
-        normal: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-        data = load("cifar10", os.environ["PRUNUS_DATA"], holdout="none", **normal)
+        data = load("cifar10", os.environ["PRUNUS_DATA"], holdout="none", mean=MEAN, std=STD)
         model = models.create("resnet56").eval()
         load_weights(model, weights)
         train, test = data.loader("train", 125, limit=500), data.loader("test", 125, limit=2000)

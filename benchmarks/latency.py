@@ -42,9 +42,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus
-from benchmarks import Results, Row
+from benchmarks import MEAN, STD, Results, Row
 from prunus.deciding.goal import Budget
-from prunus.deciding.splits import SplitTask, least_error
+from prunus.deciding.splits import SplitInputs, least_error
 from prunus.errors import DecideError
 from prunus.timing.latency import speedup
 from prunus.timing.latency_table import LatencyTable, widths_to_time
@@ -86,7 +86,7 @@ TURNS = 9
 
 def tables(args: argparse.Namespace) -> None:
     """Predicted and measured seconds of each plan, for each network, engine and batch size."""
-    results = Results(args.out, "Seconds that latency tables predict and that were measured", _command())
+    results = Results(args.out, "Seconds that latency tables predict and that were measured")
     for name in args.network or NETWORKS:
         size, batches = NETWORKS[name]
         graph = prunus.trace(network(name), torch.zeros(1, 3, size, size), check=False)
@@ -157,7 +157,7 @@ def twice_as_fast(graph: prunus.ChannelGraph, table: LatencyTable) -> dict[str, 
     """Kept channels of the split of least error for half of the predicted time."""
     errors = {name: np.arange(1, unit.width + 1) ** 2 / unit.width**2 for name, unit in graph.units.items()}
     budget = Budget("latency", table.whole / 2, table.whole, table)
-    return dict(least_error(SplitTask(graph, prunus.Scores("square", errors, 0), budget)).keep)
+    return dict(least_error(SplitInputs(graph, prunus.Scores("square", errors, 0), budget)).keep)
 
 
 # Half of the MACs removed
@@ -177,7 +177,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def ways(args: argparse.Namespace) -> None:
     """Each network pruned in each way, timed in every engine."""
-    results = Results(args.out, "Half of the MACs removed, in several engines", _command())
+    results = Results(args.out, "Half of the MACs removed, in several engines")
     images = batches(args.data)
     for name in args.network or GOALS:
         model = network(name)
@@ -220,7 +220,7 @@ def timed_in_all(models: dict[str, nn.Module], example: Tensor) -> Iterator[Row]
 def batches(data: Path | None) -> list[tuple[Tensor, Tensor]]:
     """Images to decide on, and their classes: CIFAR-10's test images, or noise and any classes."""
     if data is not None:
-        opened = load("cifar10", data, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+        opened = load("cifar10", data, mean=MEAN, std=STD)
         return list(opened.loader("test", BATCH, limit=IMAGES))
     noise = torch.randn(IMAGES, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     return [(images, torch.arange(len(images)) % 10) for images in torch.split(noise, BATCH)]
@@ -259,7 +259,7 @@ def costs(args: argparse.Namespace) -> None:
     if args.one:
         print(json.dumps(cost(args.network[0], args.step[0], args)))
         return
-    results = Results(args.out, "What each step costs: seconds of one core, and peak memory", _command())
+    results = Results(args.out, "What each step costs: seconds of one core, and peak memory")
     for name in args.network or AT_ONCE:
         for step in args.step or STEPS:
             key: Row = {"network": name, "step": step}
@@ -352,10 +352,6 @@ def _repair_cost(graph: prunus.ChannelGraph, step: str, shape: tuple[int, ...], 
     spent = time.process_time() - start
     row |= {f"{step}_core_seconds": round(spent, 1), "forward_core_seconds": round(plain, 1)}
     return {**row, "forward_passes": round(spent / plain, 1)}
-
-
-def _command() -> str:
-    return " ".join(["python benchmarks/latency.py", *sys.argv[1:]])
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import itertools
 import random
 import sys
 import tempfile
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,12 +96,9 @@ def cut(model: nn.Module, example: Tensor, method: str, ratio: float, round_to: 
 
 def at_target(model: nn.Module, example: Tensor, method: str, target: float) -> nn.Module:
     """Cut by the smallest ratio, in steps of half a per cent, that removes this share of the MACs."""
-    whole, low, high = macs_of(model, example), 0, 180
-    while low < high:
-        middle = (low + high) // 2
-        removed = 1 - macs_of(cut(model, example, method, middle / 200), example) / whole
-        low, high = (low, middle) if removed >= target - 0.002 else (middle + 1, high)
-    return cut(model, example, method, low / 200)
+    goal = macs_of(model, example) * (1 - target + 0.002)
+    share = bisect_left(range(180), True, key=lambda n: macs_of(cut(model, example, method, n / 200), example) <= goal)
+    return cut(model, example, method, share / 200)
 
 
 def macs_of(model: nn.Module, example: Tensor) -> int:
@@ -174,15 +172,12 @@ def onnxsim_at(model: nn.Module, example: Tensor, how: str, target: float, image
         keep = {}
         for title, layer in folded.named_modules():
             if isinstance(layer, nn.Conv2d) and f"{title}:out" in graph.units:
-                theirs, mine = torch.tensor(weights[f"{title}.weight"]).flatten(1), layer.weight.detach().flatten(1)
-                keep[f"{title}:out"] = torch.cdist(theirs, mine).argmin(1).sort().values.tolist()
+                keep[f"{title}:out"] = same_filters(torch.tensor(weights[f"{title}.weight"]), layer.weight)
         return small, prunus.prune(graph, prunus.Plan.of(graph, keep))
 
-    low, high, goal = 0, 190, graph.macs * (1 - target + 0.002)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if macs_of(cut_by(middle)[1], example) <= goal else (middle + 1, high)
-    file, small = cut_by(low)
+    goal = graph.macs * (1 - target + 0.002)
+    share = bisect_left(range(190), True, key=lambda share: macs_of(cut_by(share)[1], example) <= goal)
+    file, small = cut_by(share)
     some = next(iter(images))[0][:8]
     got = onnxruntime.InferenceSession(file.SerializeToString()).run(None, {file.graph.input[0].name: some.numpy()})[0]
     with torch.no_grad():
@@ -224,15 +219,18 @@ def fastnas(model: nn.Module, example: Tensor, target: float, train: Any, holdou
 
 
 def kept_by(model: nn.Module, small: nn.Module) -> dict[str, list[int]]:
-    """Unit -> inner channels of the blocks that a smaller network kept, found by comparing filters."""
-    found, narrow = {}, dict(small.named_modules())
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Conv2d) and name.endswith(".conv1"):
-            theirs = narrow[name]
-            assert isinstance(theirs, nn.Conv2d)
-            distances = torch.cdist(theirs.weight.detach().flatten(1), layer.weight.detach().flatten(1))
-            found[f"{name}:out"] = distances.argmin(1).sort().values.tolist()
-    return found
+    """Unit -> inner channels of the blocks that a smaller network kept."""
+    return {
+        f"{name}:out": same_filters(small.get_parameter(f"{name}.weight"), layer.weight)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Conv2d) and name.endswith(".conv1")
+    }
+
+
+def same_filters(some: Tensor, every: Tensor) -> list[int]:
+    """Numbers of the filters of a layer that are nearest to some of them."""
+    distances = torch.cdist(some.detach().flatten(1), every.detach().flatten(1))
+    return distances.argmin(1).sort().values.tolist()  # type: ignore[no-any-return]
 
 
 # Its graph on the networks of the zoo: everything that it offers is cut by 25% to 50% at once, and compared. What a

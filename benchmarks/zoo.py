@@ -1,11 +1,18 @@
 """Networks of many libraries, each pruned everywhere at once and checked: `make zoo` writes the table docs/zoo.md.
 
     python benchmarks/zoo.py [--only NAME ...] [--shard 1/2] [--write docs/zoo.md] [--fresh]
+    python benchmarks/zoo.py --onnx FILE.json [--only NAME or model.onnx ...]        # about ten minutes
 
 Each network gets random weights and statistics (tests/zoo_nets.py), loses 25% to 50% of every unit at once, with
 streams selected and with streams coupled, and is compared in float64 with itself zeroed. torch-pruning gets the same
 task (peers.py). Each network runs in processes of its own, which a crash or the clock may end. Results are kept in
 build/zoo, one file each, so an interrupted run goes on where it was and shards can share the work.
+
+With --onnx: which networks survive the way through an .onnx file? Each is written by torch's older exporter, for any
+number of images ("old") and for one ("one image"), and by the newer one ("new"); imported, which compares it with
+onnxruntime for one image and for three; traced; and pruned by a random plan, which compares it with the zeroed network.
+`share` is the share of the MACs in layers that can lose channels, and `share_of_source` that of the network in PyTorch.
+A file takes images of 160 x 160 if it takes any size.
 """
 
 from __future__ import annotations
@@ -13,8 +20,10 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import importlib
 import inspect
 import json
+import logging
 import multiprocessing
 import re
 import resource
@@ -36,9 +45,12 @@ import torch
 from torch import nn
 
 import prunus
-from benchmarks import ROOT, Row, commit, peers
+from benchmarks import ROOT, Results, Row, commit, peers
 from prunus.errors import PrunusError
+from prunus.timing.onnx_export import export_onnx
 from prunus.util.files import write_atomically
+from prunus.zoo import models
+from prunus.zoo.onnx.file import read_onnx
 from tests import proof, zoo_nets
 from tests.exporting import onnx_error
 
@@ -405,12 +417,96 @@ def row_of(name: str, results: Path, ours: str, theirs: str) -> Row:
     return {"name": name, **own, "peer": kept(results / "peer" / file, theirs, peer)}
 
 
+# The way through an .onnx file
+
+EXPORTED = """ultralytics:yolov8n prunus:resnet56 unet torchvision:alexnet torchvision:vgg11_bn torchvision:resnet18
+torchvision:resnet50 torchvision:resnext50_32x4d torchvision:densenet121 torchvision:googlenet torchvision:inception_v3
+torchvision:squeezenet1_0 torchvision:mobilenet_v2 torchvision:mobilenet_v3_small torchvision:efficientnet_b0
+torchvision:mnasnet1_0 torchvision:regnet_y_400mf torchvision:shufflenet_v2_x1_0 torchvision:convnext_tiny
+timm:resnet26d timm:dla34 timm:ghostnet_100 timm:hrnet_w18_small timm:dpn68 timm:densenet121 timm:efficientnet_lite0
+timm:mobilenetv3_small_100 timm:regnetx_002 timm:repvgg_a0 timm:res2net50_26w_4s timm:selecsls42b timm:skresnet18
+timm:vovnet39a timm:cspresnet50 timm:mobilenetv4_conv_small"""
+SIDES = {"inception_v3": 299, "alexnet": 224, "vgg11_bn": 224, "yolov8n": 128, "resnet56": 32, "unet": 32}
+
+
+def through_onnx(names: list[str], out: Path) -> None:
+    """A row for each network and exporter, and for each file."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    results = Results(out, "networks with random weights through .onnx files: imported, compared, pruned")
+    for name in names or EXPORTED.split():
+        for exporter in ("file",) if name.endswith(".onnx") else ("old", "one image", "new"):
+            key: Row = {"network": Path(name).name, "exporter": exporter}
+            if results.find(key) is None:
+                try:
+                    row = {**key, **(survived(Path(name)) if exporter == "file" else round_trip(name, exporter))}
+                except Exception as error:  # noqa: BLE001  (exporters raise anything)
+                    place = traceback.extract_tb(error.__traceback__)[-1].name
+                    row = {**key, "error": f"{type(error).__name__}: {error}"[:300], "at": place}
+                results.add(row)
+                print(row, flush=True)
+
+
+def round_trip(name: str, exporter: str) -> Row:
+    """A network of a library, or of our own, exported and imported."""
+    from tests.tasks.nets import UNet
+
+    library, _, short = name.rpartition(":")
+    from_library = library in ("torchvision", "timm")
+    zoo_nets.import_libraries([name] if from_library else [])
+    quiet = {"init_weights": False} if short in ("googlenet", "inception_v3") else {}
+    made = {
+        "": UNet,
+        "prunus": lambda: models.create(short),
+        "timm": lambda: importlib.import_module("timm").create_model(short, num_classes=100),
+        "torchvision": lambda: zoo_nets.torchvision_models().get_model(short, num_classes=100, **quiet),
+        "ultralytics": lambda: zoo_nets.create(name).float(),
+    }[library]()
+    side = SIDES.get(short, 96)
+    example = torch.randn(1, 1 if short == "unet" else 3, side, side)
+    model = zoo_nets.randomise(made, torch.cat([example, -example]) if from_library else example)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        if exporter == "new":
+            export_onnx(model, example, path)
+        else:
+            axes = {"dynamic_axes": {"input": {0: "batch"}}} if exporter == "old" else {}
+            options = {"input_names": ["input"], "opset_version": 17, "dynamo": False, **axes}
+            torch.onnx.export(model, (example,), path, **options)
+        row = survived(path, example)
+    source = prunus.trace(model, example)
+    return {**row, "units_of_source": len(source.units), "share_of_source": prunable_share(source)}
+
+
+def survived(path: Path, example: torch.Tensor | None = None) -> Row:
+    """What becomes of a file; `prunus` raises if it computes something else than onnxruntime, or pruned than zeroed."""
+    sizes = []
+    if example is None:
+        image = read_onnx(path).image
+        sizes = [side or 160 for side in image.sizes[2:]]
+        example = torch.randn(1, image.sizes[1], *sizes)
+    start = time.perf_counter()
+    network = prunus.from_onnx(path, sizes) if sizes else prunus.from_onnx(path)
+    row: Row = {"equal": True, "seconds": round(time.perf_counter() - start, 2)}
+    graph = prunus.trace(network, example)
+    plan = prunus.Plan.of(graph, proof.random_keep(graph, 0))
+    prunus.prune(graph, plan)
+    left = round(graph.cost(plan).macs / graph.macs, 3)
+    return {**row, "units": len(graph.units), "share": prunable_share(graph), "exact": True, "macs_left": left}
+
+
+def prunable_share(graph: prunus.ChannelGraph) -> float:
+    """The share of the MACs in layers that can lose channels."""
+    return round(sum(graph.layers[name].macs for name in graph.prunable) / graph.macs, 4)
+
+
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these networks, e.g. timm:dla34")
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th network, from the I-th on")
     parser.add_argument("--write", type=Path, help="write the table to this Markdown file")
     parser.add_argument("--fresh", action="store_true", help="forget kept results")
+    parser.add_argument("--onnx", type=Path, help="JSON file for rows of networks that go through .onnx files")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "zoo", help="folder where results are kept")
     return parser.parse_args()
 
@@ -418,6 +514,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     torch.set_num_threads(1)
+    if options.onnx:
+        through_onnx(options.only, options.onnx)
+        return 0
     first, step = map(int, options.shard.split("/"))
     names = (options.only or zoo_nets.zoo_names())[first - 1 :: step]
     zoo_nets.import_libraries(names)  # once, before the forks

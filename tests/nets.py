@@ -7,6 +7,7 @@ The networks that freeze are in nets_frozen.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,18 @@ class Tiny:
     coupled: tuple[Answer, ...] | None = None  # streams="coupled"; None: the same units
     example: Callable[[], Any] = lambda: torch.zeros(1, 3, 8, 8)
     frozen: tuple[str, ...] = ()  # layers whose outputs stay, and that graph.frozen must name
+
+
+def units(*lines: str) -> dict[str, Answer]:
+    """`a:out 8: a b -> c in 2 blocks, a stream`: name, width, writers, readers, and what is not usual."""
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r"(\S+) (\d+): ([^>]+) -> (.+?)(?: in (\d+) blocks)?(, a stream)?", line)
+        assert match, line
+        name, width, writers, readers, granule, stream = match.groups()
+        kind = "stream" if stream else "private"
+        found[name] = Answer(int(width), tuple(readers.split()), tuple(writers.split()), kind, int(granule or 1))
+    return found
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, bias: bool = True) -> nn.Conv2d:
@@ -267,17 +280,14 @@ class TwoImages(nn.Module):
 BLOCK = {  # stem 4x3x9x64, conv1 6x4x9x64, conv2 4x6x9x64, fc 20
     "macs": 6912 + 13824 + 13824 + 20,
     "params": 108 + 216 + 216 + 20,
-    "units": {
-        "conv1:in": Answer(4, ("conv1",), ("stem", "conv2"), "stream"),
-        "conv1:out": Answer(6, ("conv2",), ("conv1",)),
-        "fc:in": Answer(4, ("fc",), ("stem", "conv2"), "stream"),
-    },
-    "coupled": (
-        Answer(4, ("conv1", "fc"), ("stem", "conv2"), "stream"),
-        Answer(6, ("conv2",), ("conv1",)),
+    "units": units(
+        "conv1:in 4: stem conv2 -> conv1, a stream",
+        "conv1:out 6: conv1 -> conv2",
+        "fc:in 4: stem conv2 -> fc, a stream",
     ),
+    "coupled": tuple(units("0 4: stem conv2 -> conv1 fc, a stream", "1 6: conv1 -> conv2").values()),
 }
-PAIR = {"a:out": Answer(4, ("fc",), ("a",)), "b:out": Answer(6, ("fc",), ("b",))}
+PAIR = units("a:out 4: a -> fc", "b:out 6: b -> fc")
 
 
 class CalledTwice(nn.Module):
@@ -291,167 +301,109 @@ class CalledTwice(nn.Module):
         return self.fc(pooled(self.relu(self.b(x))))
 
 
+# name -> network, multiply-adds, weights, units
 NETS: dict[str, Tiny] = {
     "called_twice": Tiny(
-        CalledTwice,
-        macs=6912 + 2 * 9216 + 1536 + 30,
-        params=306,
-        units={"a:out": Answer(4, ("s", "b"), ("a", "s")), "b:out": Answer(6, ("fc",), ("b",))},
+        CalledTwice, 6912 + 2 * 9216 + 1536 + 30, 306, units("a:out 4: a s -> s b", "b:out 6: b -> fc")
     ),
-    "chain": Tiny(
-        Chain,
-        macs=6912 + 13824 + 30,
-        params=108 + 216 + 30,
-        units={"a:out": Answer(4, ("b",), ("a",)), "b:out": Answer(6, ("fc",), ("b",))},
-    ),
+    "chain": Tiny(Chain, 6912 + 13824 + 30, 108 + 216 + 30, units("a:out 4: a -> b", "b:out 6: b -> fc")),
     "residual": Tiny(Residual, **BLOCK),
     "pre_activation": Tiny(PreActivation, **BLOCK),
     "squeeze_excite": Tiny(
         SqueezeExcite,
-        macs=13824 + 16 + 16 + 2048 + 20,
-        params=216 + 16 + 16 + 32 + 20,
-        units={
-            "conv1:out": Answer(8, ("fc1", "conv2"), ("conv1", "fc2")),
-            "fc1:out": Answer(2, ("fc2",), ("fc1",)),
-            "conv2:out": Answer(4, ("fc",), ("conv2",)),
-        },
+        13824 + 16 + 16 + 2048 + 20,
+        216 + 16 + 16 + 32 + 20,
+        units("conv1:out 8: conv1 fc2 -> fc1 conv2", "fc1:out 2: fc1 -> fc2", "conv2:out 4: conv2 -> fc"),
     ),
-    "spatial_gate": Tiny(
-        SpatialGate,
-        macs=10368 + 3456 + 30,
-        params=162 + 54 + 30,
-        units={"conv1:out": Answer(6, ("gate", "fc"), ("conv1",))},
-    ),
+    "spatial_gate": Tiny(SpatialGate, 10368 + 3456 + 30, 162 + 54 + 30, units("conv1:out 6: conv1 -> gate fc")),
     "concat": Tiny(
         Concat,
-        macs=6912 + 10368 + 3200 + 25,
-        params=108 + 162 + 50 + 25,
-        units={
-            "a:out": Answer(4, ("c",), ("a",)),
-            "b:out": Answer(6, ("c",), ("b",)),
-            "c:out": Answer(5, ("fc",), ("c",)),
-        },
+        6912 + 10368 + 3200 + 25,
+        108 + 162 + 50 + 25,
+        units("a:out 4: a -> c", "b:out 6: b -> c", "c:out 5: c -> fc"),
     ),
     "dense": Tiny(
         Dense,
-        macs=6912 + 6912 + 12096 + 50,
-        params=108 + 108 + 189 + 50,
-        units={
-            "conv0:out": Answer(4, ("conv1", "conv2", "fc"), ("conv0",)),
-            "conv1:out": Answer(3, ("conv2", "fc"), ("conv1",)),
-            "conv2:out": Answer(3, ("fc",), ("conv2",)),
-        },
+        6912 + 6912 + 12096 + 50,
+        108 + 108 + 189 + 50,
+        units("conv0:out 4: conv0 -> conv1 conv2 fc", "conv1:out 3: conv1 -> conv2 fc", "conv2:out 3: conv2 -> fc"),
     ),
     "grouped": Tiny(
         Grouped,
-        macs=1536 + 13824 + 3840 + 25,
-        params=24 + 216 + 60 + 25,
-        units={
-            "a:out": Answer(8, ("g",), ("a",), granule=4),
-            "g:out": Answer(12, ("b",), ("g",), granule=4),
-            "b:out": Answer(5, ("fc",), ("b",)),
-        },
+        1536 + 13824 + 3840 + 25,
+        24 + 216 + 60 + 25,
+        units("a:out 8: a -> g in 4 blocks", "g:out 12: g -> b in 4 blocks", "b:out 5: b -> fc"),
     ),
     "depthwise": Tiny(
-        Depthwise,
-        macs=768 + 4608 + 2560 + 25,
-        params=12 + 72 + 40 + 25,
-        units={"a:out": Answer(4, ("b",), ("a",)), "b:out": Answer(5, ("fc",), ("b",))},
+        Depthwise, 768 + 4608 + 2560 + 25, 12 + 72 + 40 + 25, units("a:out 4: a -> b", "b:out 5: b -> fc")
     ),
     "flattened": Tiny(
-        Flattened,
-        macs=1728 + 384 + 30,
-        params=108 + 384 + 30,
-        units={"conv:out": Answer(4, ("fc1",), ("conv",)), "fc1:out": Answer(6, ("fc2",), ("fc1",))},
+        Flattened, 1728 + 384 + 30, 108 + 384 + 30, units("conv:out 4: conv -> fc1", "fc1:out 6: fc1 -> fc2")
     ),
     "channels_last": Tiny(
         ChannelsLast,
-        macs=6912 + 2048 + 2048 + 20,
-        params=108 + 32 + 32 + 20,
-        units={
-            "conv:out": Answer(4, ("fc1",), ("conv",)),
-            "fc1:out": Answer(8, ("fc2",), ("fc1",)),
-            "fc2:out": Answer(4, ("head",), ("fc2",)),
-        },
+        6912 + 2048 + 2048 + 20,
+        108 + 32 + 32 + 20,
+        units("conv:out 4: conv -> fc1", "fc1:out 8: fc1 -> fc2", "fc2:out 4: fc2 -> head"),
     ),
     "shuffle": Tiny(  # halves of `a` must stay equal for the shuffle, groups of `g` for the convolution: quarters
         Shuffle,
-        macs=1536 + 2048 + 2560 + 25,
-        params=24 + 32 + 40 + 25,
-        units={
-            "a:out": Answer(8, ("g",), ("a",), granule=4),
-            "g:out": Answer(8, ("b",), ("g",), granule=2),
-            "b:out": Answer(5, ("fc",), ("b",)),
-        },
+        1536 + 2048 + 2560 + 25,
+        24 + 32 + 40 + 25,
+        units("a:out 8: a -> g in 4 blocks", "g:out 8: g -> b in 2 blocks", "b:out 5: b -> fc"),
     ),
     "glu": Tiny(  # filters i and i + 4 of `a` make channel i
-        Glu,
-        macs=13824 + 1280 + 25,
-        params=216 + 20 + 25,
-        units={"a:out": Answer(4, ("b",), ("a",)), "b:out": Answer(5, ("fc",), ("b",))},
+        Glu, 13824 + 1280 + 25, 216 + 20 + 25, units("a:out 4: a -> b", "b:out 5: b -> fc")
     ),
     "halves": Tiny(  # chunk(2) wants as many channels of the first half as of the second
         Halves,
-        macs=1536 + 768 + 1280 + 40,
-        params=24 + 12 + 20 + 40,
-        units={
-            "a:out": Answer(8, ("b", "c"), ("a",), granule=2),
-            "b:out": Answer(3, ("fc",), ("b",)),
-            "c:out": Answer(5, ("fc",), ("c",)),
-        },
+        1536 + 768 + 1280 + 40,
+        24 + 12 + 20 + 40,
+        units("a:out 8: a -> b c in 2 blocks", "b:out 3: b -> fc", "c:out 5: c -> fc"),
     ),
     "padded_shortcut": Tiny(
         PaddedShortcut,
-        macs=6912 + 4608 + 9216 + 40,
-        params=108 + 288 + 576 + 40,
-        units={
-            "conv1:in": Answer(4, ("conv1",), ("stem", "conv2"), "stream"),
-            "conv1:out": Answer(8, ("conv2",), ("conv1",)),
-            "fc:in": Answer(8, ("fc",), ("stem", "conv2"), "stream"),
-        },
+        6912 + 4608 + 9216 + 40,
+        108 + 288 + 576 + 40,
+        units(
+            "conv1:in 4: stem conv2 -> conv1, a stream",
+            "conv1:out 8: conv1 -> conv2",
+            "fc:in 8: stem conv2 -> fc, a stream",
+        ),
     ),
     "transposed": Tiny(  # a transposed convolution works at the positions of its input
         Transposed,
-        macs=768 + 6144 + 7680 + 25,
-        params=12 + 96 + 30 + 25,
-        units={
-            "a:out": Answer(4, ("up",), ("a",)),
-            "up:out": Answer(6, ("b",), ("up",)),
-            "b:out": Answer(5, ("fc",), ("b",)),
-        },
+        768 + 6144 + 7680 + 25,
+        12 + 96 + 30 + 25,
+        units("a:out 4: a -> up", "up:out 6: up -> b", "b:out 5: b -> fc"),
     ),
     "sound": Tiny(
         Sound,
-        macs=576 + 384 + 30,
-        params=36 + 24 + 30,
-        units={"a:out": Answer(4, ("b",), ("a",)), "b:out": Answer(6, ("fc",), ("b",))},
+        576 + 384 + 30,
+        36 + 24 + 30,
+        units("a:out 4: a -> b", "b:out 6: b -> fc"),
         example=lambda: torch.zeros(1, 3, 16),
     ),
     "volume": Tiny(
         Volume,
-        macs=13824 + 768 + 15,
-        params=216 + 12 + 15,
-        units={"a:out": Answer(4, ("b",), ("a",)), "b:out": Answer(3, ("fc",), ("b",))},
+        13824 + 768 + 15,
+        216 + 12 + 15,
+        units("a:out 4: a -> b", "b:out 3: b -> fc"),
         example=lambda: torch.zeros(1, 2, 4, 4, 4),
     ),
-    "layer_scale": Tiny(
-        LayerScale,
-        macs=6912 + 13824 + 30,
-        params=108 + 216 + 30,
-        units={"a:out": Answer(4, ("b",), ("a",)), "b:out": Answer(6, ("fc",), ("b",))},
-    ),
+    "layer_scale": Tiny(LayerScale, 6912 + 13824 + 30, 108 + 216 + 30, units("a:out 4: a -> b", "b:out 6: b -> fc")),
     "tuple_input": Tiny(
         TwoImages,
-        macs=6912 + 6912 + 50,
-        params=108 + 108 + 50,
-        units=PAIR,
+        6912 + 6912 + 50,
+        108 + 108 + 50,
+        PAIR,
         example=lambda: (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 8, 8)),
     ),
     "dict_input": Tiny(
         TwoImages,
-        macs=6912 + 6912 + 50,
-        params=108 + 108 + 50,
-        units=PAIR,
+        6912 + 6912 + 50,
+        108 + 108 + 50,
+        PAIR,
         example=lambda: {"y": torch.zeros(1, 2, 8, 8), "x": torch.zeros(1, 3, 8, 8)},
     ),
 }

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.nets import Answer, Chain, Flattened, Tiny, conv, pooled
+from tests.nets import Chain, Flattened, Tiny, conv, pooled, units
 
 
 class Tied(nn.Module):
@@ -139,53 +139,37 @@ class NamedOutputs(Chain):
         return {"features": x, "logits": self.fc(pooled(F.relu(self.b(x))))}
 
 
-B_FREE = {"b:out": Answer(6, ("fc",), ("b",))}
+B_FREE = units("b:out 6: b -> fc")
 CHAIN = {"macs": 6912 + 13824 + 30, "params": 108 + 216 + 30, "units": B_FREE, "frozen": ("a",)}
 OUTPUTS_GO: dict[str, Any] = {
     "macs": 6912 + 9216 + 1536 + 30,
     "params": 108 + 144 + 24 + 30,
-    "units": {
-        "a:out": Answer(4, ("n",), ("a",)),
-        "n:out": Answer(4, ("b",), ("n",)),
-        "b:out": Answer(6, ("fc",), ("b",)),
-    },
+    "units": units("a:out 4: a -> n", "n:out 4: n -> b", "b:out 6: b -> fc"),
 }
 
 FROZEN_NETS: dict[str, Tiny] = {
-    "tied": Tiny(Tied, macs=6912 + 2 * 9216 + 1536 + 30, params=306, units=B_FREE, frozen=("a", "s", "t")),
+    "tied": Tiny(Tied, 6912 + 2 * 9216 + 1536 + 30, 306, B_FREE, frozen=("a", "s", "t")),
     "literal_view": Tiny(
-        LiteralView,
-        macs=1728 + 384 + 30,
-        params=108 + 384 + 30,
-        units={"fc1:out": Answer(6, ("fc2",), ("fc1",))},
-        frozen=("conv",),
+        LiteralView, 1728 + 384 + 30, 108 + 384 + 30, units("fc1:out 6: fc1 -> fc2"), frozen=("conv",)
     ),
     "literal_split": Tiny(
         LiteralSplit,
-        macs=1536 + 768 + 1280 + 40,
-        params=24 + 12 + 20 + 40,
-        units={"b:out": Answer(4, ("fc",), ("b",)), "c:out": Answer(4, ("fc",), ("c",))},
+        1536 + 768 + 1280 + 40,
+        24 + 12 + 20 + 40,
+        units("b:out 4: b -> fc", "c:out 4: c -> fc"),
         frozen=("a",),
     ),
-    "literal_slice": Tiny(
-        LiteralSlice,
-        macs=1536 + 1280 + 25,
-        params=24 + 20 + 25,
-        units={"b:out": Answer(5, ("fc",), ("b",))},
-        frozen=("a",),
-    ),
+    "literal_slice": Tiny(LiteralSlice, 1536 + 1280 + 25, 24 + 20 + 25, units("b:out 5: b -> fc"), frozen=("a",)),
     "unknown_op": Tiny(UnknownOp, **CHAIN),
     "layer_norm": Tiny(
         LayerNormed,
-        macs=6912 + 2048 + 2048 + 20,
-        params=108 + 32 + 32 + 20,
-        units={"fc1:out": Answer(8, ("fc2",), ("fc1",)), "fc2:out": Answer(4, ("head",), ("fc2",))},
+        6912 + 2048 + 2048 + 20,
+        108 + 32 + 32 + 20,
+        units("fc1:out 8: fc1 -> fc2", "fc2:out 4: fc2 -> head"),
         frozen=("conv",),
     ),
     "group_norm": Tiny(GroupNormed, **CHAIN),
-    "functional_conv": Tiny(
-        FunctionalConv, macs=6912 + 1024 + 1536 + 30, params=108 + 16 + 24 + 30, units=B_FREE, frozen=("a",)
-    ),
+    "functional_conv": Tiny(FunctionalConv, 6912 + 1024 + 1536 + 30, 108 + 16 + 24 + 30, B_FREE, frozen=("a",)),
     "weight_norm": Tiny(WeightNormed, **OUTPUTS_GO),
     "standardized": Tiny(Standardized, **OUTPUTS_GO),
     "auxiliary_head": Tiny(AuxiliaryHead, **CHAIN),

@@ -17,7 +17,8 @@ import prunus
 SOURCE = Path(prunus.__file__).parent
 PROJECT = Path(__file__).parents[1]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
-PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+ROOT_PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
+PAGES = [*ROOT_PAGES, *sorted((PROJECT / "docs").rglob("*.md"))]
 
 # Each room may import the rooms before it (and itself): imports run downhill.
 HILL = "errors util graph tasks timing scoring repairing deciding train plots run ship studies report cli".split()  # noqa: SIM905

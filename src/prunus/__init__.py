@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from prunus.train.fit import Fitted, fit
     from prunus.train.mimic import Mimicked, mimic
     from prunus.train.settings import Preset
-    from prunus.zoo.onnx_file import from_onnx
+    from prunus.zoo.onnx.file import from_onnx
 
 # Where the public names live. They are imported when first asked for: `prunus --help` need not wait for torch.
 _HOMES = {
@@ -129,7 +129,7 @@ _HOMES = {
     "export": "prunus.ship.export",
     "fit": "prunus.train.fit",
     "fold_batch_norm": "prunus.ship.fold",
-    "from_onnx": "prunus.zoo.onnx_file",
+    "from_onnx": "prunus.zoo.onnx.file",
     "keep_classes": "prunus.graph.outputs",
     "latency": "prunus.timing.latency",
     "load": "prunus.graph.files",

@@ -16,18 +16,8 @@ from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
 from tests.proof import assert_accuracy
 
-QUICK = [
-    "--data",
-    "digits",
-    "--num-images",
-    "100",
-    "--device",
-    "cpu",
-    "--no-augment",
-    "--repair",
-    "none",
-    "--no-timing",
-]
+QUICK = ["--data", "digits", "--num-images", "100", "--device", "cpu"]
+QUICK += ["--no-augment", "--repair", "none", "--no-timing"]
 
 
 @pytest.fixture
@@ -97,8 +87,3 @@ def test_a_file_with_fewer_classes(weights: Path) -> None:
     torch.testing.assert_close(
         pr.load("run", whole).eval()(x), pr.from_onnx("run/net-small.onnx")(x), rtol=1e-3, atol=1e-4
     )
-
-
-def test_classes_that_do_not_exist(weights: Path) -> None:
-    result = prunus("prune", "lenet5", "--weights", weights, *QUICK, "--target", "0.3", "--classes", "3,cat")
-    assert result.exit_code == 1 and "there is no class of digits called 'cat'" in result.output.replace("\n", " ")

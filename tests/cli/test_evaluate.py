@@ -25,8 +25,8 @@ def test_a_pruned_network_is_evaluated_from_its_folder(tmp_path: Path) -> None:
     plan = Plan.of(graph, {name: range(unit.width // 2)})
     small = prune(graph, plan)
     save(small, plan, tmp_path)
-    words = ["evaluate", "resnet20", "--data", "digits", "--num-images", "50", "--json"]
-    found = json.loads(prunus(*words, "--pruned", tmp_path).stdout)
+    words = ["--data", "digits", "--num-images", "50", "--json"]
+    found = json.loads(prunus("evaluate", f"resnet20={tmp_path}", *words).stdout)
     digits = load("digits", size=32).loader("test", 50, limit=50)
     assert found["loss"] == pytest.approx(evaluate(small, digits).loss, rel=1e-5)
     result = prunus("evaluate", "lenet5", "--data", "digits", "--num-images", "20")

@@ -30,8 +30,11 @@ def test_a_fixed_number_of_random_images_and_no_weights(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_name_its_network(pruned_lenet: Path, tmp_path: Path) -> None:
     (pruned_lenet / "config.json").unlink()
     out = tmp_path / "a.pt2"
-    for words, message in (((), "as in NAME="), (("--model", "lenet5", "--classes", "7"), "another network")):
-        found = prunus("export", pruned_lenet, out, *words)
+    for model, words, message in (
+        (f"{pruned_lenet}", (), "as in NAME="),
+        (f"lenet5={pruned_lenet}", ("--classes", "7"), "another network"),
+    ):
+        found = prunus("export", model, out, *words)
         assert found.exit_code == 1 and message in found.stderr and not out.exists()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
-from prunus.errors import FileError, RunError
+from prunus.errors import RunError
 from prunus.run.folder import RunFolder
 from prunus.studies.folder import StudyFolder
 from tests.cli.command_line import lines, prunus
@@ -62,10 +61,3 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
     refused(prunus("train", *SHORT, "--out", tmp_path), "holds model.safetensors, which is not that of a training run")
     assert (tmp_path / "model.safetensors").read_text() == "mine"
     refused(prunus("train", *SHORT, "--out", tmp_path / "model.safetensors"), "is a file")
-
-
-def test_a_summary_of_something_else_is_no_traceback(tmp_path: Path) -> None:
-    run(tmp_path, epochs=0, rounds=1, target=0.3)
-    (tmp_path / "summary.json").write_text(json.dumps({"model": "lenet5", "epochs": 2}))
-    with pytest.raises(FileError, match=r"summary\.json.* \"format\""):
-        run(tmp_path, epochs=0, rounds=1, target=0.3)

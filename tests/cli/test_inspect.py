@@ -15,17 +15,14 @@ from typer.testing import Result
 
 import prunus as pr
 from prunus.cli.network import open_model, resolve
-from prunus.scoring.metrics import METRICS
 from prunus.scoring.score import score
 from prunus.scoring.scores import load_scores
-from prunus.timing import engines
 from prunus.timing.latency_table import LatencyTable
 from prunus.util.typed_json import to_data
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
 from tests.deciding.toys import seeded
-from tests.processes import torchrun
 from tests.proof import counted_macs
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -165,23 +162,6 @@ def test_scores_are_those_of_the_library(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.values[unit], values, rtol=1e-6)
 
 
-def test_scores_by_all_metrics_as_json() -> None:
-    found = json.loads("".join(lines(scored("all", "--json"))))
-    assert set(found["scores"]) == set(METRICS)
-    assert found["num_images"] == 100
-    assert found["rank_correlation"]["gsd"]["gsd"] == pytest.approx(1)
-    assert found["rank_correlation"]["gsd"]["l1"] == found["rank_correlation"]["l1"]["gsd"]
-
-
-def test_two_processes_score_as_one_does(tmp_path: Path) -> None:
-    lines(scored("gsd_reader", "--out", tmp_path / "one"))
-    torchrun("prunus", "inspect", "lenet5", "--scores", "gsd_reader", *SCORES, "--out", tmp_path / "two")
-    one, two = (load_scores(tmp_path / name)["gsd_reader"] for name in ("one", "two"))
-    assert two.num_images == 100
-    for unit, values in one.values.items():
-        np.testing.assert_allclose(two.values[unit], values, rtol=1e-5)
-
-
 SHORT = ["--sensitivity", "--data", "digits", "--num-images", "60", "--num-eval-images", "40"]
 
 
@@ -192,9 +172,16 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_sensitivity_as_table_json_and_picture(weights: Path, tmp_path: Path) -> None:
-    said = lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path))
-    found = json.loads((tmp_path / "sensitivity.json").read_text())
+@pytest.fixture(scope="module")
+def ranked(weights: Path) -> tuple[Path, list[str]]:
+    """The folder of --sensitivity --exact, and what was printed."""
+    out = weights.parent / "ranked"
+    return out, lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", out))
+
+
+def test_sensitivity_as_table_json_and_picture(ranked: tuple[Path, list[str]]) -> None:
+    folder, said = ranked
+    found = json.loads((folder / "sensitivity.json").read_text())
     units = [f"layer{n}.0.conv1:{end}" for n in (1, 2, 3) for end in ("in", "out")]
     assert sorted(found["tried"]) == units and found["num_images"] == 40 and found["split"] == "algorithm1"
     assert {name: row["channels"] for name, row in found["tried"].items()} == {
@@ -212,25 +199,14 @@ def test_sensitivity_as_table_json_and_picture(weights: Path, tmp_path: Path) ->
     for name, line in rows.items():
         assert f"{100 * found['tried'][name]['accuracy']:.2f}%" in line
     assert any(f"whole network: {100 * found['base_accuracy']:.2f}% on 40 held-out images" in line for line in said)
-    with Image.open(tmp_path / "sensitivity.png") as picture:
+    with Image.open(folder / "sensitivity.png") as picture:
         assert picture.width > 600 and len(picture.convert("RGB").getcolors(1 << 20) or []) > 3
 
 
-def test_curves_of_sensitivity(weights: Path, tmp_path: Path) -> None:
-    words = ["--split", "ratio", "--exclude", "layer[23]*", "--measure", "loss", "--k", "1"]
-    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path))
-    found = json.loads((tmp_path / "sensitivity.json").read_text())
-    assert found["alpha"] is None and found["measure"] == "loss"
-    curve = found["curves"]["layer1.0.conv1:out"]
-    assert [row["channels"] for row in curve] == [2, 3, 5, 6, 8, 10, 11, 13, 14]  # of 16
-    assert (tmp_path / "sensitivity.png").stat().st_size > 5000
-
-
-def test_units_judged_after_their_repair(weights: Path, tmp_path: Path) -> None:
+def test_units_ranked_after_their_repair(weights: Path, ranked: tuple[Path, list[str]], tmp_path: Path) -> None:
     words = ["--exact", "--repair", "solve", "--num-repair-images", "50"]
-    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path / "solve"))
-    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, "--exact", "--out", tmp_path / "cut"))
-    solved, cut = (json.loads((tmp_path / name / "sensitivity.json").read_text()) for name in ("solve", "cut"))
+    lines(prunus("inspect", "resnet8", "--weights", weights, *SHORT, *words, "--out", tmp_path))
+    solved, cut = (json.loads((folder / "sensitivity.json").read_text()) for folder in (tmp_path, ranked[0]))
     assert (solved["repair"], cut["repair"]) == ("solve", "none") and solved["base_loss"] == cut["base_loss"]
     gaps = [[abs(row["loss"] - found["base_loss"]) for row in found["tried"].values()] for found in (solved, cut)]
     assert sum(gaps[0]) < 0.7 * sum(gaps[1])  # repaired units are nearer to the whole network
@@ -251,9 +227,3 @@ def test_a_table_of_times_and_its_picture(tmp_path: Path) -> None:
     assert out.with_suffix(".png").stat().st_size > 10_000 and "conv1" in out.with_suffix(".svg").read_text()
     printed = json.loads("".join(lines(prunus("inspect", "lenet5", *QUICK, "--json", columns=10_000))))
     assert printed == json.loads(json.dumps(to_data(table)))  # from the cache
-
-
-def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "openvino" else object())
-    found = prunus("inspect", "lenet5", "--latency", "--engine", "openvino")
-    assert found.exit_code == 1 and "pip install 'prunus[openvino]'" in found.stderr

@@ -20,11 +20,11 @@ def net(num_classes=10):
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, num_classes))
 net.shape = (1, 8, 8)
 """
-TARGET = "prune loud:net --data digits --target 0.2 --no-timing --num-images 64 --num-repair-images 64"
+TARGET = "prune loud:net --data digits --target 0.2 --no-timing --num-images 64 --set num_repair_images=64"
 # Commands in this order: some read what others wrote. Each with keys of its answer.
 COMMANDS = {
     f"{TARGET} --out run": ["reached", "folder", "report", "before", "after", "seconds"],
-    f"{TARGET} --out other --epochs 1": ["reached"],
+    f"{TARGET} --out other --metric l1": ["reached"],
     "report run": ["page", "finished"],
     "report run other --out both": ["page", "runs"],
     "check run": ["macs", "problems", "reach"],
@@ -43,7 +43,9 @@ COMMANDS = {
     "study table --model resnet56 --data cifar10": ["rows", "notes"],
     "study timing lenet5=w.safetensors --data digits --num-images 20 --metrics l1 --out timing": ["rows"],
     "study effectiveness lenet5=w.safetensors --data digits --ratios 0.5 --metrics l1 --num-eval-images 40": ["rows"],
-    "study sensitivity lenet5=w.safetensors --data digits --epochs 0 --end 0.5 --num-eval-images 40": ["rows"],
+    "study sensitivity lenet5=w.safetensors --data digits --epochs 0 --end 0.5 --iterations 1 --num-eval-images 40": [
+        "rows"
+    ],
     "reproduce": ["recipes"],
     "reproduce fig1-lenet5-mnist --budget smoke --dry-run": ["commands"],
 }

@@ -18,7 +18,8 @@ from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
 from tests.proof import counted_macs
 
-QUICK = ["--data", "digits", "--num-images", "100", "--device", "cpu", "--no-augment", "--repair", "none"]
+QUICK = ["--data", "digits", "--num-images", "100", "--device", "cpu"]
+QUICK += ["--no-augment", "--repair", "none", "--no-timing"]
 EXAMPLE = torch.zeros(1, 1, 32, 32)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,15 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from prunus.cli.options import DeviceOptions, OnlyWith, Without, options_from_settings, refuse_other_modes
+from prunus.cli.options import (
+    BySet,
+    DeviceOptions,
+    OnlyWith,
+    Without,
+    options_from_settings,
+    refuse_other_modes,
+    typed_options,
+)
 from prunus.errors import PrunusError, RunError
 from prunus.util.options import option
 
@@ -36,10 +45,15 @@ class Plate:
     extras: list[str] = option(["salt"], "Extras.", group="Own group", hidden=True)
 
 
+def invoke(verb: Callable[..., None], words: tuple[str, ...]) -> Result:
+    app = typer.Typer()
+    app.command()(options_from_settings(verb))
+    return CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(app, list(words))
+
+
 def run(*words: str) -> tuple[Result, dict[str, Any]]:
     heard: dict[str, Any] = {}
 
-    @options_from_settings
     def verb(
         plate: Plate,
         oven: Oven,
@@ -49,21 +63,14 @@ def run(*words: str) -> tuple[Result, dict[str, Any]]:
         """Bake something."""
         heard.update(plate=plate, oven=oven, name=name, note=note)
 
-    app = typer.Typer()
-    app.command()(verb)
-    return CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(app, list(words)), heard
+    return invoke(verb, words), heard
 
 
-def test_defaults() -> None:
+def test_defaults_and_values() -> None:
     result, heard = run("bread", "--size", "3")
     assert result.exit_code == 0, result.output
-    assert heard == {"plate": Plate(3, ["salt"]), "oven": Oven(180, (), None, None, False, 7, 8)} | {
-        "name": "bread",
-        "note": "none",
-    }
-
-
-def test_values() -> None:
+    oven = Oven(180, (), None, None, False, 7, 8)
+    assert heard == {"plate": Plate(3, ["salt"]), "oven": oven, "name": "bread", "note": "none"}
     typed = "--size 3 --heat 200 --trays a --trays b --mode grill --minutes 21 --fan --note hot"
     result, heard = run("bread", *typed.split())
     assert result.exit_code == 0, result.output
@@ -127,7 +134,6 @@ class Cake:
 def bake(*words: str) -> tuple[Result, list[Any]]:
     heard: list[Any] = []
 
-    @options_from_settings
     def verb(
         bread: Annotated[Bread, OnlyWith("bread")],
         cake: Annotated[Cake, OnlyWith("cake"), Without("sugar")],
@@ -138,9 +144,7 @@ def bake(*words: str) -> tuple[Result, list[Any]]:
         refuse_other_modes(context, mode)
         heard.extend((bread, cake))
 
-    app = typer.Typer()
-    app.command()(verb)
-    return CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(app, list(words)), heard
+    return invoke(verb, words), heard
 
 
 def test_options_of_modes() -> None:
@@ -157,6 +161,35 @@ def test_options_of_modes() -> None:
         error = bake(*words)[0].exception
         assert isinstance(error, PrunusError) and complaint in str(error)
     assert not bake("--mode", "bread")[0].exception
+
+
+@dataclass(frozen=True)
+class Pizza:
+    heat: float = option(250.0, "Degrees.")
+    stone: bool = option(True, "On a stone.")
+    slices: int | None = option(None, "Number of slices.")
+    size: int = option(30, "Centimetres.")
+
+
+def test_settings_without_an_option() -> None:
+    """--set NAME=VALUE gives them, each with its type, and they count as typed."""
+    heard: list[Any] = []
+
+    def verb(pizza: Annotated[Pizza, BySet("heat", "stone", "slices")], context: typer.Context) -> None:
+        heard.extend((pizza, sorted(typed_options(context))))
+
+    shown = invoke(verb, ("--help",)).stdout
+    assert "--heat" not in shown and "--set" in shown
+    invoke(verb, ("--set", "heat=300", "--set", "stone=False", "--size", "26"))
+    assert heard == [Pizza(300.0, False, None, 26), ["heat", "size", "stone"]] and type(heard[0].heat) is float
+    for change, complaint in {
+        "size=3": "has an option, --size",
+        "heat": "heat is not NAME=VALUE. heat: Degrees.",
+        "heta=3": "did you mean heat",
+    }.items():
+        refused = invoke(verb, ("--set", change))
+        assert refused.exit_code == 2 and complaint in " ".join(refused.stderr.replace("│", " ").split())
+    assert "slices must be a whole number" in str(invoke(verb, ("--set", "slices=many")).exception)
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

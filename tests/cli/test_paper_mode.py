@@ -73,7 +73,7 @@ def test_it_keeps_what_was_typed_with_the_value_of_a_default(
     words = ["resnet50", "--weights", weights, "--data", f"imagenet:{tmp_path}", "--paper"]
     plain = heard_by(monkeypatch, *words)
     assert (plain["preset"], plain["batch_size"]) == ("imagenet-resnet50", 256)
-    typed = heard_by(monkeypatch, *words, "--preset", "cosine", "--batch-size", "128")
+    typed = heard_by(monkeypatch, *words, "--set", "preset=cosine", "--batch-size", "128")
     assert (typed["preset"], typed["batch_size"], typed["epochs"]) == ("cosine", 128, 30)
 
 
@@ -91,7 +91,7 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     words = ["prune", "preresnet164", "--weights", file, "--data", "digits", "--size", "8", "--device", "cpu"]
     words += ["--paper"]
     more = ["--batch-size", "64", "--metric", "gsd:ridge=0", "--target", "0.5", "--out", tmp_path / "run"]
-    said = prunus(*words, *more, "--k", "54", columns=400).stdout.splitlines()
+    said = prunus(*words, *more, "--set", "k=54", columns=400).stdout.splitlines()
     assert said[0].startswith("the paper's settings: G-SD without a ridge, as printed, Algorithm 1 on all held-out")
     assert "not pruned, as in the paper: conv1:out, *.shortcut:in" in said
     first_block = "The first block has no selection here: it reads the stem, which is no stream."
@@ -102,12 +102,6 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     assert not any("ridge" in line for line in open_points)
     assert open_points[-2].endswith("10% of the training images are held out here, and not used for training.")
     assert open_points[-1].endswith("no schedule for digits: that of its CIFAR experiments is used here.")
-    more = ["--max-drop", "2", "--exclude", "conv1:out", "--out", tmp_path / "run"]
-    said = prunus(*words, "--k", "9", *more).stdout.splitlines()
-    assert "different from the paper: max_drop no limit -> 2.0" in said
-    assert "different from the paper: k a third of the units -> 9" in said
-    assert "different from the paper: exclude conv1:out, *.shortcut:in -> conv1:out" in said
-    assert not any(line.startswith("not pruned, as in the paper") for line in said)
 
 
 def told(model: str, data: str, settings: pr.Settings, classes: int = 10) -> list[str]:
@@ -123,28 +117,9 @@ def differing(said: list[str]) -> list[str]:
     return [line.removeprefix(start) for line in said if line.startswith(start)]
 
 
-@pytest.mark.parametrize("data", ["cifar100", "cifar10"])  # the recipe is for CIFAR-100
-def test_it_names_what_the_recipe_of_the_network_names(data: str) -> None:
-    settings = pr.Settings.paper(data, "preresnet164", exclude=("conv1:out", "*.shortcut:in"))
-    first = "The first block has no selection here: it reads the stem, which is no stream."
-    assert differing(told("preresnet164", data, settings, 100)) == [first]
-
-
 def test_what_is_about_the_data_of_a_recipe_is_named_on_its_data_only() -> None:
     settings = pr.Settings.paper("cifar10", "resnet50", exclude=("conv1:out", "*.downsample.0:in"))
     block = "ResBlock1_1 has no selection here: it reads the stem, which is no stream."
     assert differing(told("resnet50", "cifar10", settings)) == [block]
     recipe = load_recipe("resnet50-imagenet-a")
     assert len(recipe.departs) == 2 and recipe.departs[0].startswith("Augmentation") and recipe.departs[1] == block
-
-
-def test_it_prints_the_sentences_of_the_recipe() -> None:
-    """Beside those about the unpruned network and its layers, which are the user's own."""
-    said = told("resnet56", "cifar10", pr.Settings.paper())
-    printed = {text.removeprefix("left open in the paper: ") for text in said if text.startswith("left open")}
-    left = set(load_recipe("resnet56-cifar10-a").left_open) - printed
-    assert (
-        len(printed) == 7 and {text.split(" ")[0] for text in left} == {"How", "The", "Which", "k"} and len(left) == 4
-    )
-    third = next(text for text in left if text.startswith("k "))
-    assert third.replace("k = 18", "a third of the units") in printed  # of 54

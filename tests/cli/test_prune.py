@@ -35,9 +35,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quick(weights: Path, out: Path, *words: str) -> list[str | Path]:
-    """Half a second: scores from 100 images, no repair unless asked."""
-    short = ["--data", "digits", "--num-images", "100", "--device", "cpu", "--no-augment"]
-    short += ["--repair", "none"] if "--repair" not in words else []
+    """Half a second: scores from 100 images, no repair, and no timing unless asked for."""
+    short = ["--data", "digits", "--num-images", "100", "--device", "cpu", "--no-augment", "--repair", "none"]
+    short += ["--no-timing"] if "--timing" not in words else []
     return ["prune", "lenet5", "--weights", weights, *short, "--out", out, *words]
 
 
@@ -48,9 +48,18 @@ def macs(folder: Path) -> int:
 WHOLE = counted_macs(create("lenet5").eval(), EXAMPLE)
 
 
-def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    said = lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
+RETRAINED = ["--target", "0.4", "--rounds", "2", "--epochs", "1", "--lr", "0.01", "--timing"]
+
+
+@pytest.fixture(scope="module")
+def retrained(weights: Path) -> tuple[Path, list[str]]:
+    """The folder of a run of two rounds, and what was printed."""
+    out = weights.parent / "retrained"
+    return out, lines(prunus(*quick(weights, out, *RETRAINED)))
+
+
+def test_a_run_and_what_it_says(weights: Path, retrained: tuple[Path, list[str]]) -> None:
+    out, said = retrained
     summary = json.loads((out / "summary.json").read_text())
     assert macs(out) == summary["after"]["macs"] <= 0.6 * WHOLE == 0.6 * summary["before"]["macs"]
     text = "\n".join(said)
@@ -61,35 +70,42 @@ def test_a_run_and_what_it_says(weights: Path, tmp_path: Path) -> None:
     assert re.search(rf"MACs\s+[\d.]+ K\s+[\d.]+ K\s+-{gone:.1f}%", text)
     faster = r"(?:[\d.]+x|not measurable)"  # so small a network may not be faster by much
     engines = [each["engine"] for each in summary["speeds"]]
-    assert {"eager", "onnxruntime"} <= set(engines) and f" in {engines[0]} at batch 1" in said[0]
+    assert "onnxruntime" in engines and f" in {engines[0]} at batch 1" in said[0]
     assert said[1] == summary["goal"]["text"]
     for engine in engines:
         assert re.search(rf"ms in {engine} at batch 1\s+[\d.]+\s+[\d.]+\s+{faster}", text)
     assert re.search(r"2 rounds in \d+ s", text) and f"results in {out}" in text
-    heard = lines(prunus("evaluate", "lenet5", "--data", "digits", "--pruned", out))
+    heard = lines(prunus("evaluate", f"lenet5={out}"))
     found = re.fullmatch(r"accuracy  ([\d.]+)%", heard[1])
     assert found is not None
     small, test = pr.load(out, create("lenet5")), load("digits", size=32).loader("test", 359)
     assert_accuracy(summary["after"]["test"]["quality"], small, test)
     assert_accuracy(float(found[1]) / 100, small, test, printed=1e-4)  # `evaluate` orders memory in another way
     # The same again is done at once and says the same accuracy.
-    again = lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "2", "--epochs", "1")))
+    again = lines(prunus(*quick(weights, out, *RETRAINED)))
     assert again[:6] == said[:6]
 
 
-def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def solved(weights: Path) -> tuple[Path, list[str]]:
+    """The folder of a run that is repaired and not retrained, and what was printed."""
+    out = weights.parent / "solved"
+    words = ["--data", "digits", "--device", "cpu", "--target", "0.5", "--set", "num_repair_images=200", "--no-timing"]
+    return out, lines(prunus("prune", "lenet5", "--weights", weights, *words, "--out", out))
+
+
+def test_no_training_at_all(weights: Path, solved: tuple[Path, list[str]], tmp_path: Path) -> None:
     """With a solve alone: the metric that knows of it, the split of least error, no sensitivity; and a report."""
-    words = ["--data", "digits", "--device", "cpu", "--target", "0.5", "--num-repair-images", "200"]
-    said = lines(prunus("prune", "lenet5", "--weights", weights, *words, "--out", tmp_path / "solved"))
+    out, said = solved
     assert said[-1].startswith("to retrain as well, which may add accuracy: prunus prune lenet5")
-    assert said[-1].endswith("--target 0.5 --num-repair-images 200 --device cpu --epochs 3 --out NEW")
-    summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
-    asked = summary["settings"]
-    assert (asked["repair"], asked["epochs"]) == ("solve", 0)
-    assert (asked["metric"], asked["split"], asked["trials"]) == ("rebuilt", "least_error", "repaired")
-    assert macs(tmp_path / "solved") == summary["after"]["macs"] <= 0.5 * WHOLE
-    assert not (tmp_path / "solved" / "round-01" / "sensitivity.json").exists()
-    page = (tmp_path / "solved" / "report.html").read_text()
+    assert said[-1].endswith("--target 0.5 --no-timing --set num_repair_images=200 --device cpu --epochs 3 --out NEW")
+    summary = json.loads((out / "summary.json").read_text())
+    settings = summary["settings"]
+    assert (settings["repair"], settings["epochs"]) == ("solve", 0)
+    assert (settings["metric"], settings["split"], settings["trials"]) == ("rebuilt", "least_error", "repaired")
+    assert macs(out) == summary["after"]["macs"] <= 0.5 * WHOLE
+    assert not (out / "round-01" / "sensitivity.json").exists()
+    page = (out / "report.html").read_text()
     assert "he total error after repair is smallest" in page and "rebuilt" in page
     lines(prunus(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--split", "uniform")))
     assert "he same fraction of channels from every unit" in (tmp_path / "cut" / "report.html").read_text()
@@ -103,7 +119,7 @@ def test_no_training_at_all(weights: Path, tmp_path: Path) -> None:
     [
         (["--macs", "250K"], 250e3, 200e3),
         (["--target", "0.25", "--split", "ratio"], 0.75 * WHOLE, 0.65 * WHOLE),
-        (["--target", "0.3", "--cost", "params"], 0.7 * WHOLE, 0.55 * WHOLE),
+        (["--target", "0.3", "--set", "cost=params"], 0.7 * WHOLE, 0.55 * WHOLE),
         (["--ratio", "0.5", "--metric", "l1"], 0.5 * WHOLE, 0.2 * WHOLE),
         (["--ratio", "0.25", "--exclude", "conv1*", "--streams", "coupled"], 0.95 * WHOLE, 0.6 * WHOLE),
     ],
@@ -124,9 +140,9 @@ def test_params_and_points(weights: Path, tmp_path: Path) -> None:
     assert summary["before"]["holdout"]["quality"] - summary["after"]["holdout"]["quality"] <= 0.03
 
 
-def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--target", "0.4", "--rounds", "2", "--epochs", "1"]
-    lines(prunus(*quick(weights, tmp_path / "whole", *words)))
+def test_interrupted_and_resumed(
+    weights: Path, retrained: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = compress_module.run_round
 
     def interrupted(context: Any, rounds: Any, *rest: Any) -> Any:
@@ -135,16 +151,16 @@ def test_interrupted_and_resumed(weights: Path, tmp_path: Path, monkeypatch: pyt
         return real(context, rounds, *rest)
 
     monkeypatch.setattr(compress_module, "run_round", interrupted)
-    result = prunus(*quick(weights, tmp_path / "broken", *words))
+    result = prunus(*quick(weights, tmp_path / "broken", *RETRAINED))
     assert result.exit_code == 130 and "interrupted" in result.stderr
     assert not (tmp_path / "broken" / "summary.json").exists()
     monkeypatch.undo()
     said = lines(prunus("prune", "--resume", tmp_path / "broken"))
     assert f"results in {tmp_path / 'broken'}" in "\n".join(said)
-    whole, broken = contents(tmp_path / "whole"), contents(tmp_path / "broken")
+    whole, broken = contents(retrained[0]), contents(tmp_path / "broken")
     for name in ("model.safetensors", "plan.json", "round-02/scores.safetensors", "config.json"):
         assert whole[name] == broken[name]
-    refused = prunus(*quick(weights, tmp_path / "broken", *words, "--k", "1"))
+    refused = prunus(*quick(weights, tmp_path / "broken", *RETRAINED, "--set", "k=1"))
     assert refused.exit_code == 1 and "holds another run: settings.k was " in refused.stderr
 
 
@@ -166,14 +182,9 @@ def test_without_arguments_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
     assert other["speedup"] is None and other["max_drop"] == 0
 
 
-def test_without_a_goal_a_quality_that_is_not_in_per_cent_needs_one(weights: Path, tmp_path: Path) -> None:
-    result = prunus(*quick(weights, tmp_path / "run", "--task", "regression"))
-    assert result.exit_code == 1 and "give a goal: speedup, target" in result.stderr
-
-
 def test_paper_mode_says_what_it_costs_and_follows_the_paper(weights: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["--paper", "--target", "0.2", "--alpha", "4", "--epochs", "1"]
+    words = ["--paper", "--target", "0.2", "--set", "alpha=4", "--epochs", "1"]
     text = "\n".join(lines(prunus(*quick(weights, out, *words))))
     assert "the paper's settings: G-SD, Algorithm 1 on all held-out images, alpha 4," in text
     assert "different from the paper: epochs 200 -> 1" in text and "different from the paper: num_images" in text
@@ -211,7 +222,7 @@ def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
 def test_the_alpha_that_a_number_of_rounds_solves_is_written_down(weights: Path, tmp_path: Path) -> None:
     """k x alpha x FLOSS_max = 40% of the MACs, with k = 1 of LeNet-5's two units that are pruned."""
     out = tmp_path / "run"
-    lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "1", "--epochs", "0", "--k", "1")))
+    lines(prunus(*quick(weights, out, "--target", "0.4", "--rounds", "1", "--epochs", "0", "--set", "k=1")))
     first, second = 28 * 28 * 25 + 16 * 10 * 10 * 25, 6 * 10 * 10 * 25 + 120 * 25  # MACs of a channel of conv1, conv2
     alpha = 0.4 * WHOLE / max(first, second)
     settings = json.loads((out / "config.json").read_text())["settings"]
@@ -224,39 +235,30 @@ def test_the_alpha_that_a_number_of_rounds_solves_is_written_down(weights: Path,
 # -- options next to --resume
 
 
-@pytest.fixture(scope="module")
-def finished(weights: Path) -> Path:
-    folder = weights.parent / "finished"
-    words = ["--weights", weights, "--data", "digits", "--device", "cpu", "--target", "0.3", "--out", folder]
-    lines(prunus("prune", "lenet5", *words))
-    return folder
-
-
 @pytest.mark.parametrize(
     "words, named",
     [
         (["--target", "0.7"], "--target 0.7 differs from the run"),
         (["--metric", "l1"], "--metric l1 differs"),
-        (["--only", "conv1*"], "--only ['conv1*'] differs"),
-        (["--no-augment"], "--augment False differs"),
+        (["--only", "conv1*"], "--only conv1* differs"),
+        (["--no-augment"], "--no-augment differs"),
         (["--data", "mnist"], "--data mnist differs"),
         (["--out", "elsewhere"], "--out elsewhere differs"),
-        (["--preset", "cifar"], "--preset cifar differs"),
+        (["--set", "preset=cifar"], "--set preset=cifar differs"),
         (["--max-drop", "1"], "which was started without it: --resume"),
         (["resnet8"], "MODEL resnet8 differs"),
     ],
 )
-def test_other_options_are_refused(finished: Path, words: list[str], named: str) -> None:
-    before = contents(finished)
-    result = prunus("prune", "--resume", finished, *words)
+def test_other_options_are_refused(solved: tuple[Path, list[str]], words: list[str], named: str) -> None:
+    before = contents(solved[0])
+    result = prunus("prune", "--resume", solved[0], *words)
     assert result.exit_code == 1 and named in result.stderr and "--resume continues a run" in result.stderr
-    assert contents(finished) == before
+    assert contents(solved[0]) == before
 
 
-def test_the_same_options_may_be_repeated(finished: Path) -> None:
-    same = ["--target", "0.3", "--data", "digits", "--epochs", "0", "--out", finished]
-    assert lines(prunus("prune", "lenet5", "--resume", finished, *same))
-    assert lines(prunus("prune", "--resume", finished))
+def test_the_same_options_may_be_repeated(solved: tuple[Path, list[str]]) -> None:
+    same = ["--target", "0.5", "--data", "digits", "--epochs", "0", "--set", "num_repair_images=200"]
+    assert lines(prunus("prune", "lenet5", "--resume", solved[0], *same, "--out", solved[0]))
 
 
 # -- the command in the report asks for the very same run
@@ -286,12 +288,7 @@ def test_typed_again_it_asks_for_the_same(
     assert verb.Request.from_record(json.loads(json.dumps(asked.record()))) == asked
 
 
-def test_defaults_are_left_out_of_the_command() -> None:
-    asked = verb.Request.from_record({"model": "resnet8", "data": "digits", "params": "400K", "exclude": ["a*", "b"]})
-    assert asked.command_line() == "prunus prune resnet8 --data digits --params 400000 --exclude 'a*' --exclude b"
-
-
-def test_the_time_of_a_run_includes_what_was_done_before_an_interruption(
+def test_all_of_the_time_is_accounted_for_also_of_what_was_done_before_an_interruption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digits = load("digits", size=32)
@@ -301,3 +298,6 @@ def test_the_time_of_a_run_includes_what_was_done_before_an_interruption(
     seconds = {"score": 5.0, "repair": 25.0, "this_call": 0.2}
     verb.print_result(replace(done, summary={**done.summary, "seconds": seconds}), tmp_path, tmp_path / "report.html")
     assert " in 30 s: score 5 s, repair 25 s\n" in capsys.readouterr().out
+    seconds["this_call"] = 76.0
+    verb.print_result(replace(done, summary={**done.summary, "seconds": seconds}), tmp_path, tmp_path / "report.html")
+    assert " in 76 s: score 5 s, repair 25 s, evaluation, timing and the rest 46 s\n" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from prunus.cli import report
 from prunus.report import live
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
@@ -47,34 +45,6 @@ def test_a_run_can_be_watched(done: tuple[Path, list[str], list[str]]) -> None:
     assert not (folder / "progress.json").exists() and "--watch" not in (folder / "config.json").read_text()
 
 
-def test_watch_ends_with_the_run_or_when_told(
-    done: tuple[Path, list[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = done[0]
-    (said,) = lines(prunus("report", folder, "--live", columns=400))
-    assert said == f"the run has finished: prunus report {folder}"
-    summary = (folder / "summary.json").read_bytes()
-    (folder / "summary.json").unlink()
-
-    def finish(_: float) -> None:
-        (folder / "summary.json").write_bytes(summary)
-
-    monkeypatch.setattr(report.time, "sleep", finish)
-    where, ended = lines(prunus("report", folder, "--live", columns=400))
-    assert (
-        re.fullmatch(r"watch it: file:///.*/report\.html \(open it in a browser\)", where)
-        and ended == f"the run has finished: {folder}"
-    )
-
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    (folder / "summary.json").unlink()
-    monkeypatch.setattr(report.time, "sleep", interrupt)
-    assert lines(prunus("report", folder, "--live"))[-1] == "stopped watching; the run goes on"
-    (folder / "summary.json").write_bytes(summary)
-
-
 def test_pages_of_a_run_at_work_and_of_several(done: tuple[Path, list[str], list[str]], tmp_path: Path) -> None:
     folder = done[0]
     (said,) = lines(prunus("report", folder, "--out", tmp_path / "page.html", columns=400))
@@ -91,11 +61,6 @@ def test_pages_of_a_run_at_work_and_of_several(done: tuple[Path, list[str], list
         and "B at-work: not finished" in said
     )
     assert (tmp_path / "both" / "compare.html").exists() and (tmp_path / "both" / "compare.json").exists()
-
-
-def test_what_cannot_be_followed(tmp_path: Path) -> None:
-    result = prunus("report", tmp_path, "--live", columns=400)
-    assert result.exit_code == 1 and "holds no run; name the folder of a `prunus prune`" in result.stderr
 
 
 def test_tables_and_citations_for_a_paper(done: tuple[Path, list[str], list[str]], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`prunus train`, and `prunus evaluate` of its result: exit codes, output, files, two processes under torchrun."""
+"""`prunus train`, and `prunus evaluate` of its result: exit codes, output, files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prunus.cli.train import print_epoch
-from prunus.tasks import TASKS
-from prunus.tasks.evaluate import Evaluation
-from prunus.train.checkpoint import Epoch
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 from tests.cli.command_line import lines, prunus
-from tests.processes import torchrun
 from tests.proof import assert_accuracy
 
 SHORT = ["lenet5", "--data", "digits", "--epochs", "2", "--num-images", "256", "--no-augment", "--device", "cpu"]
@@ -61,37 +56,19 @@ def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> 
     assert "belongs to another run: augment was False and is now True" in refused.stderr
 
 
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
-    """Half of each batch in each process: the mean of their gradients is the gradient of the batch (no batch norm)."""
-    said = torchrun("prunus", "train", *SHORT, "--out", tmp_path / "two").splitlines()
-    one = lines(prunus("train", *SHORT, "--out", tmp_path / "one"))
-    expected = load_file(tmp_path / "one" / "model.safetensors")
-    for name, tensor in load_file(tmp_path / "two" / "model.safetensors").items():
-        # Sums of half batches round differently: about 1e-7 in each of the 16 steps, with room for what they grow to.
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
-    printed = [line for line in said if line.startswith(("epoch", "held-out", "test", "weights"))]  # not Gloo's lines
-    assert len(printed) == len(one) == 5  # one process speaks
-    assert "(144 images)" in printed[2]  # held-out shares add up to the whole
-    for name in ("one", "two"):
-        network = create("lenet5")
-        network.load_state_dict(load_file(tmp_path / name / "model.safetensors"))
-        held = json.loads((tmp_path / name / "summary.json").read_text())["holdout"]
-        assert_accuracy(held["quality"], network, load("digits", size=32).loader("holdout", 144))
-
-
 def test_distillation_presets_and_own_normalisation(tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
     lines(prunus("train", *SHORT, "--out", teacher, "--holdout", "none", "--mean", "0.5", "--std", "0.25"))
-    words = ["--preset", "cifar", "--teacher", "lenet5", "--teacher-weights", teacher / "model.safetensors"]
+    words = ["--preset", "cifar", "--teacher", f"lenet5={teacher / 'model.safetensors'}"]
     said = lines(prunus("train", *SHORT, "--out", tmp_path / "student", *words, "--temperature", "4"))
     assert said[0].split()[3] == "0.0100" and said[1].split()[3] == "0.0004"  # 1.75 of 2 epochs is past 80%
     assert not any("held-out" in line for line in (teacher / "metrics.jsonl").read_text().splitlines())
 
 
-def test_the_line_of_an_epoch_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = Evaluation(1.0, 0.0, 10_000, {"top5": 1.0})
-    for number, speed in ((7, 5_181.4), (100, 123_456.0), (1_000, 1_234_567.0)):
-        print_epoch(Epoch(number, 0.029341, 12.3456, 1.0, whole, 1.0, speed), 1_000, TASKS["classification"])
-        line = capsys.readouterr().out.rstrip("\n")
-        assert line.startswith(f"epoch {number}/1000  lr 0.0293  loss 12.346  train 100.00%  held-out 100.00%")
-        assert len(line) <= 80
+def test_the_folder_of_a_training_is_a_network_for_its_images(tmp_path: Path) -> None:
+    """Built for images of one channel, where the network has three by default; also by verbs that read no data."""
+    quick = ["--epochs", "1", "--num-images", "128", "--device", "cpu"]
+    lines(prunus("train", "resnet8", "--data", "digits", *quick, "--out", tmp_path / "base"))
+    assert lines(prunus("inspect", tmp_path / "base"))[0].startswith(
+        f"{tmp_path / 'base'} on 1 x 32 x 32: 11.94 M MACs"
+    )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import COSTS, CostEntry, cost_function, table_cost
 from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.splits import decide
@@ -24,7 +23,7 @@ from prunus.scoring.scores import Scores
 from prunus.timing import latency as stopwatch
 from tests import nets
 from tests.clock import Clock
-from tests.deciding.toys import mixed, random_scores, seeded, without_weakest
+from tests.deciding.toys import mixed, random_scores, seeded
 from tests.timing.test_latency_table import made_up, small_graph
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
@@ -69,22 +68,6 @@ def test_steps_of_the_kernels_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found[name].channels == 8
 
 
-@pytest.mark.timing
-def test_latency_as_cost() -> None:
-    model, graph, scores, pairs = mixed(20)
-    cost = cost_function(graph, "latency")
-    keep: dict[str, list[int]] = {}
-    seconds = [cost(keep)]
-    for name in candidates(graph):  # less and less is left
-        unit = graph.units[name]
-        keep[name] = without_weakest(unit, scores.values[name], unit.width // 2 // unit.granule * unit.granule)
-        seconds.append(cost(keep))
-    assert 0 < seconds[-1] < seconds[0]
-    found = sensitivity(graph, scores, pairs, cost="latency", exact=True)
-    assert found.cost == "latency" and all(row.floss > 0 for row in found.tried.values())
-    assert model.training is False
-
-
 @pytest.mark.parametrize("streams", ["select", "coupled"])
 def test_what_is_not_a_layer_counts_at_the_layers_that_write_it(streams: str) -> None:
     """So the sum over layers, which splits minimise, is the predicted time of the network."""
@@ -118,15 +101,15 @@ def test_listing_the_registries_does_not_import_torch() -> None:
     """`prunus --help` lists them."""
     program = (
         "import sys; from prunus.deciding.settings import SPLITS; from prunus.deciding.costs import COSTS; "
-        "from prunus.repairing.repair import REPAIRS; "
-        "print([r.help(n) for r in (SPLITS, COSTS, REPAIRS) for n in r] and 'torch' in sys.modules)"
+        "from prunus.repairing.repair import REPAIRS; from prunus.timing.engines import ENGINES; "
+        "print([r.help(n) for r in (SPLITS, COSTS, REPAIRS, ENGINES) for n in r] and 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(
-    ("cost", "words"),
+    ("cost", "complaint"),
     [
         (3, "a cost is one of latency, macs, memory, params, or a function of kept channels .* got int"),
         (None, "got NoneType"),
@@ -138,19 +121,19 @@ def test_listing_the_registries_does_not_import_torch() -> None:
         ("mac", "there is no cost called 'mac': did you mean macs"),
     ],
 )
-def test_a_wrong_kind_of_cost(cost: Any, words: str) -> None:
-    _, graph, scores, images = mixed()
-    with pytest.raises(DecideError, match=words):
+def test_a_wrong_kind_of_cost(cost: Any, complaint: str) -> None:
+    graph = small_graph()
+    with pytest.raises(DecideError, match=complaint):
         cost_function(graph, cost)({})
-    if cost is not None:
-        with pytest.raises(DecideError):
-            sensitivity(graph, scores, images, cost=cost)
-        with pytest.raises(DecideError):
-            decide(graph, scores, sensitivity(graph, scores, images, exact=True), target=0.2, cost=cost)
-
-
-def test_an_entry_and_numbers_of_numpy_are_costs() -> None:
-    _, graph, _, _ = mixed()
     assert cost_function(graph, COSTS["macs"])({}) == graph.macs
-    whole: Any = lambda keep: np.int64(7 - len(keep))
+    whole: Any = lambda keep: np.int64(7 - len(keep))  # a number of numpy
     assert cost_function(graph, whole)({"a": [1]}) == 6.0
+
+
+def test_a_wrong_cost_is_refused_by_those_who_count() -> None:
+    _, graph, scores, images = mixed()
+    nothing: Any = lambda keep: None
+    with pytest.raises(DecideError, match="returned NoneType"):
+        sensitivity(graph, scores, images, cost=nothing)
+    with pytest.raises(DecideError, match="returned NoneType"):
+        decide(graph, scores, sensitivity(graph, scores, images, exact=True), target=0.2, cost=nothing)

@@ -16,7 +16,7 @@ from prunus.deciding.candidates import candidates, check_patterns
 from prunus.deciding.goal import Budget, Goal, parse_number
 from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.settings import SPLITS
-from prunus.deciding.splits import SplitTask, decide, global_ranking, least_error, uniform, uniform_within
+from prunus.deciding.splits import SplitInputs, decide, global_ranking, least_error, uniform, uniform_within
 from prunus.errors import DataError, DecideError
 from prunus.scoring.scores import Scores
 from prunus.zoo.models import create
@@ -62,12 +62,12 @@ def flat(ratio: float = 0.1, values: Any = None, **how: Any) -> Any:
 def without_norms() -> Any:
     plain = pr.trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.zeros(1, 3, 8, 8))
     scores, budget = pr.score(plain, metric="bn_scale"), Goal(target=0.4).budget(plain)
-    return SPLITS["global_ranking"].plan(SplitTask(plain, scores, budget))
+    return SPLITS["global_ranking"].plan(SplitInputs(plain, scores, budget))
 
 
 def far(split: Callable[..., Any]) -> Any:
     _, graph, scores, _ = case()
-    return split(SplitTask(graph, scores, Budget("macs", 0.001 * graph.macs, graph.macs)))
+    return split(SplitInputs(graph, scores, Budget("macs", 0.001 * graph.macs, graph.macs)))
 
 
 def resnet8() -> pr.ChannelGraph:

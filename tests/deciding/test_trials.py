@@ -78,19 +78,17 @@ def test_images_that_tell_most_come_first(measure: str, monkeypatch: pytest.Monk
     assert np.allclose(np.diff(telling[torch.from_numpy(orders[0])].numpy()).clip(max=0), 0, atol=1e-5)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_by_loss(exact: bool) -> None:
+def test_a_race_by_loss() -> None:
     model, graph, scores, pairs = mixed(60)
-    found = sensitivity(graph, scores, pairs, measure="loss", exact=exact, tolerance=0.0)
+    found = sensitivity(graph, scores, pairs, measure="loss", tolerance=0.0)
     assert found.measure == "loss" and found.base_value == pytest.approx(-found.base_loss, rel=1e-6)  # type: ignore[operator]
     assert found.base_loss == pytest.approx(measured(model, pairs)[1], rel=1e-5)
-    for name, row in found.tried.items():
-        keep = without_weakest(graph.units[name], scores.values[name], row.channels)
-        with pr.zeroed(graph, {name: keep}):
+    full = {name: row for name, row in found.tried.items() if row.num_images == 60}
+    assert len(full) >= 2
+    for name, row in full.items():
+        with pr.zeroed(graph, {name: without_weakest(graph.units[name], scores.values[name], row.channels)}):
             loss = measured(model, pairs)[1]
-        if row.num_images == 60:
-            assert row.value == pytest.approx(-loss, rel=1e-4) and row.loss == pytest.approx(loss, rel=1e-4)
-    assert sum(row.num_images == 60 for row in found.tried.values()) >= (len(found.tried) if exact else 2)
+        assert row.value == pytest.approx(-loss, rel=1e-4) and row.loss == pytest.approx(loss, rel=1e-4)
     assert found.ranked() == sorted(found.tried, key=lambda n: -found.tried[n].value)
 
 
@@ -111,12 +109,13 @@ def test_by_a_user_provided_measure() -> None:
         keep = without_weakest(graph.units[name], scores.values[name], row.channels)
         with pr.zeroed(graph, {name: keep}), torch.no_grad():
             assert row.value == pytest.approx(small(model, pairs), rel=1e-5)
-    assert found.ranked()[0] == max(found.tried, key=lambda n: found.tried[n].value)
 
 
-@pytest.mark.parametrize(
-    "how", [{"exact": True}, {"tolerance": 0.0}, {"measure": "loss", "exact": True}, {"function": 1}]
-)
+def minus_loss(network: nn.Module, loader: Any) -> float:
+    return -measured(network, loader)[1]
+
+
+@pytest.mark.parametrize("how", [{"exact": True}, {"tolerance": 0.0}, {"measure": minus_loss}])
 def test_a_user_provided_repair_is_in_force_when_a_unit_is_tried(how: dict[str, Any]) -> None:
     """Here: what is left of the readers' weights with the other sign."""
     model, graph, scores, pairs = mixed(60)
@@ -131,7 +130,6 @@ def test_a_user_provided_repair_is_in_force_when_a_unit_is_tried(how: dict[str, 
         for weight in weights:
             weight.mul_(-1)
 
-    how = {"measure": lambda net, loader: -measured(net, loader)[1]} if "function" in how else how
     found = sensitivity(graph, scores, pairs, alpha=1, repair=turned, **how)
     plain = sensitivity(graph, scores, pairs, alpha=1, **how)
     assert (found.repair, plain.repair) == ("own", "none") and found.base_value == plain.base_value
@@ -143,13 +141,11 @@ def test_a_user_provided_repair_is_in_force_when_a_unit_is_tried(how: dict[str, 
                 else:
                     assert row.value == pytest.approx(-measured(model, pairs)[1], rel=1e-4)
     assert sum(row.num_images in (0, 60) for row in found.tried.values()) >= 2
-    losses = [[row.loss or row.value for row in which.tried.values()] for which in (found, plain)]
-    assert any(abs(one - other) > 1e-3 for one, other in zip(*losses, strict=True))
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_batches_that_are_too_large_for_memory(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
-    model, graph, scores, pairs = mixed(130, 100)
+    model, graph, scores, pairs = mixed(70, 50)
     whole = sensitivity(graph, scores, pairs, exact=exact)
     monkeypatch.setattr(partial_forward, "KEPT_BYTES", 150_000)  # some seven images
     assert 2 < partial_forward.PartialForward(graph).at_once < 20
@@ -168,11 +164,10 @@ def test_several_inputs_and_dicts(name: str) -> None:
     images = drawn(NETS[name].example(), 130)
     graph = pr.trace(model, NETS[name].example())
     scores, pairs = random_scores(graph), batches(images, answered(model, images), 40)
-    exact = sensitivity(graph, scores, pairs, exact=True, alpha=1)
-    raced = sensitivity(graph, scores, pairs, alpha=1, tolerance=0.0)
-    assert set(exact.tried) == {"a:out", "b:out"}
-    assert_rows(exact, graph, scores, pairs, 130, at_least=2)
-    assert_rows(raced, graph, scores, pairs, 130, at_least=1)
+    for exact in (True, False):
+        found = sensitivity(graph, scores, pairs, exact=exact, alpha=1, tolerance=0.0)
+        assert set(found.tried) == {"a:out", "b:out"}
+        assert_rows(found, graph, scores, pairs, 130, at_least=1 + exact)
 
 
 def test_a_race_over_images_of_two_sizes_and_an_empty_batch() -> None:

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import custom_from_mask
 
 from tests.graph.dag_ops import OPS, PARAMETER_OPS
-from tests.graph.odd_nets import Flagged, OwnConvForward, ScaledReLU, centred, standardised
+from tests.graph.odd_nets import (
+    Filtered,
+    Flagged,
+    FrozenNorm,
+    OwnConvForward,
+    ScaledReLU,
+    StandardConv,
+    centred,
+    standardised,
+)
 
 BATCH = 2
 WIDTHS = (2, 3, 4, 6, 8, 12)
@@ -93,6 +102,9 @@ class Builder:
 
     def integer(self, low: int, high: int) -> int:
         return self.draw(st.integers(low, high))
+
+    def flag(self) -> bool:
+        return self.draw(st.booleans())
 
     def choice(self, options: Any) -> Any:
         return self.draw(st.sampled_from(list(options)))
@@ -220,11 +232,6 @@ def divisors(*numbers: int) -> list[int]:
 # -- layers, blocks and operations that are common
 
 
-@maker(6)
-def make_conv(b: Builder, x: int, channels: int) -> None:
-    b.conv(x, b.choice(WIDTHS), b.choice((1, 3)), stride=b.choice((1, 1, 1, 2)), bias=b.draw(st.booleans()))
-
-
 @maker(5)
 def make_grouped(b: Builder, x: int, channels: int) -> None:
     outputs = b.choice(WIDTHS)
@@ -234,27 +241,10 @@ def make_grouped(b: Builder, x: int, channels: int) -> None:
 
 
 @maker(4)
-def make_depthwise(b: Builder, x: int, channels: int) -> None:
-    if channels > 1:
-        b.conv(x, channels * b.choice((1, 1, 2)), 3, groups=channels)
-
-
-@maker(6)
-def make_conv_norm_act(b: Builder, x: int, channels: int) -> None:
-    width = b.choice(WIDTHS)
-    b.layer("relu", b.layer(nn.BatchNorm2d(width), b.conv(x, width, 3, bias=False)))
-
-
-@maker(4)
 def make_norm(b: Builder, x: int, channels: int) -> None:
     norms = [nn.BatchNorm2d(channels), nn.BatchNorm2d(channels), nn.BatchNorm2d(channels, affine=False)]
     norms += [nn.PReLU(channels), nn.PReLU(1), nn.InstanceNorm2d(channels, affine=True, track_running_stats=True)]
     b.layer(b.choice(norms), x)
-
-
-@maker(1)
-def make_odd_norm(b: Builder, x: int, channels: int) -> None:
-    b.layer(b.choice((nn.GroupNorm(b.choice(divisors(channels)), channels), nn.LocalResponseNorm(3))), x)
 
 
 @maker(3)
@@ -266,22 +256,9 @@ def make_activation(b: Builder, x: int, channels: int) -> None:
 @maker(5)
 def make_residual(b: Builder, x: int, channels: int) -> None:
     """x + conv(act(conv(norm(x)))): the block of every ResNet, on whatever is there."""
-    inner = b.layer(nn.BatchNorm2d(channels), x) if b.draw(st.booleans()) else x
+    inner = b.layer(nn.BatchNorm2d(channels), x) if b.flag() else x
     inner = b.layer("relu", b.conv(inner, b.choice(WIDTHS), 3))
     b.add(b.choice(("add", "iadd", "add_fn")), x, b.conv(inner, channels))
-
-
-@maker(5)
-def make_pair(b: Builder, x: int, channels: int) -> None:
-    op = b.choice(["add", "add", "add", "iadd", "sub", "mul", "maximum", "where", "lerp", "add_fn", "iadd_alias"])
-    y = b.like(x)
-    b.add("add" if op == "iadd_alias" and 0 in (x, y) else op, x, y)  # the image is the caller's
-
-
-@maker(3)
-def make_bridge(b: Builder, x: int, channels: int) -> None:
-    """Two branches of different widths joined by an add after a convolution on one of them."""
-    b.add("add", x, b.conv(b.like(x, 2), channels))
 
 
 @maker(3)
@@ -290,12 +267,6 @@ def make_gate(b: Builder, x: int, channels: int) -> None:
     squeezed = b.add(b.choice(("mean_kept", "max_pixels")), b.map())
     gate = b.add("sigmoid", b.conv(b.layer("relu", b.conv(squeezed, 2)), channels))
     b.add(b.choice(("gate", "gate_first")), x, gate)
-
-
-@maker(1)
-def make_own_gate(b: Builder, x: int, channels: int) -> None:
-    """A gate that is a channel's own mean, no layer between."""
-    b.add("gate", x, b.add("sigmoid", b.add("mean_kept", x)))
 
 
 @maker(2)
@@ -312,13 +283,6 @@ def make_cat(b: Builder, x: int, channels: int) -> None:
         b.add(b.choice(("cat", "cat_negative_axis")), *parts)
 
 
-@maker(2)
-def make_stack(b: Builder, x: int, channels: int) -> None:
-    op = b.choice(("stack_sum", "stack_flat", "cat_rows"))
-    if op != "stack_flat" or 2 * channels <= WIDEST:
-        b.add(op, x, b.like(x))
-
-
 @maker(4)
 def make_parts(b: Builder, x: int, channels: int) -> None:
     if channels < 2:
@@ -330,13 +294,6 @@ def make_parts(b: Builder, x: int, channels: int) -> None:
 
 
 @maker(2)
-def make_glu(b: Builder, x: int, channels: int) -> None:
-    if channels % 2 == 0:
-        last = b.add("halves", x)
-        b.add("mul", last - 1, last)
-
-
-@maker(2)
 def make_slice(b: Builder, x: int, channels: int) -> None:
     op = b.choice(["slice_literal", "slice_step", "slice_dynamic", "narrow", "pick_channels", "slice_ellipsis", "flip"])
     if channels < 2 or (op == "slice_ellipsis" and b.values[x].shape[3] < 2):
@@ -345,7 +302,7 @@ def make_slice(b: Builder, x: int, channels: int) -> None:
     consts = {
         "slice_literal": (low, b.integer(low + 1, channels)),
         "narrow": (low, channels - low),
-        "slice_dynamic": (b.draw(st.booleans()),),
+        "slice_dynamic": (b.flag(),),
         "pick_channels": (tuple(b.integer(0, channels - 1) for _ in range(3)),),
     }
     b.add(op, x, consts=consts.get(op, ()))
@@ -356,17 +313,8 @@ def make_groups(b: Builder, x: int, channels: int) -> None:
     """Shuffles, and sums over groups of channels."""
     groups = [n for n in divisors(channels) if n > 1]
     if groups:
-        op = b.choice(
-            [
-                "shuffle",
-                "shuffle",
-                "shuffle_unknown_groups",
-                "channel_shuffle",
-                "module",
-                "group_sum",
-                "radix_attention",
-            ]
-        )
+        ops = "shuffle shuffle shuffle_unknown_groups channel_shuffle module group_sum radix_attention"
+        op = b.choice(ops.split())
         count = b.choice(groups)
         b.layer(nn.ChannelShuffle(count), x) if op == "module" else b.add(op, x, consts=(count,))
 
@@ -384,32 +332,12 @@ def make_pixels(b: Builder, x: int, channels: int) -> None:
     b.add(b.choice(ops), x)
 
 
-@maker(1)
-def make_resize(b: Builder, x: int, channels: int) -> None:
-    b.add("resize_like", x, b.map())
-
-
 @maker(2)
 def make_wider(b: Builder, x: int, channels: int) -> None:
     if 2 * channels <= WIDEST:
         op = b.choice(("pad_channels", "pad_channels", "cat_zeros", "repeat", "repeat_interleave"))
         consts = (b.integer(0, 2), b.integer(0, 2), b.choice((0.0, 0.0, 1.0)))
         b.add(op, x, consts=consts if op == "pad_channels" else ())
-
-
-@maker(2)
-def make_padded_shortcut(b: Builder, x: int, channels: int) -> None:
-    """The CIFAR shortcut: zero channels around, then the sum with a wider branch."""
-    low, high = b.integer(0, 2), b.integer(0, 2)
-    b.add("add", b.conv(x, channels + low + high), b.add("pad_channels", x, consts=(low, high, 0.0)))
-
-
-@maker(1)
-def make_strange(b: Builder, x: int, channels: int) -> None:
-    """What no rule need know."""
-    b.add(
-        b.choice(["softmax_channels", "normalize", "cumsum", "attention", "roll", "mean_channels", "max_channels"]), x
-    )
 
 
 @maker(3)
@@ -420,7 +348,7 @@ def make_linear_on_map(b: Builder, x: int, channels: int) -> None:
         y = b.layer(nn.LayerNorm(channels), y, last=True)
     width = b.choice(WIDTHS)
     y = b.layer(nn.Linear(channels, width), y, last=True)
-    if b.draw(st.booleans()):
+    if b.flag():
         y = b.layer(nn.Linear(width, channels), b.layer("relu", y, last=True), last=True)
     b.add("channels_first", y)
 
@@ -431,13 +359,8 @@ def make_flatten(b: Builder, x: int, channels: int) -> None:
     count = b.values[x][0].numel()
     op = b.choice(("flatten", "flatten", "flatten_view", "flatten_literal", "flatten_last"))
     flat = b.add(op, x, consts=(count,) if op == "flatten_literal" else ())
-    flat = b.layer(nn.BatchNorm1d(count), flat) if b.draw(st.booleans()) else flat
+    flat = b.layer(nn.BatchNorm1d(count), flat) if b.flag() else flat
     b.layer(nn.Linear(count, b.choice(WIDTHS)), flat)
-
-
-@maker(1)
-def make_vector(b: Builder, x: int, channels: int) -> None:
-    b.add(b.choice(("mean_pixels", "mean_pixels", "einsum")), x)
 
 
 @maker(3)
@@ -468,25 +391,79 @@ def make_scale(b: Builder, x: int, channels: int) -> None:
 
 
 @maker(1)
-def make_unread(b: Builder, x: int, channels: int) -> None:
-    """A layer whose output is hidden from the rest of the program."""
-    b.last[b.conv(x, b.choice(WIDTHS))] = True
-
-
-@maker(1)
 def make_again(b: Builder, x: int, channels: int) -> None:
     """A layer called a second time, or a second layer with the weights of the first."""
     names = [name for name in b.layers_of(nn.Conv2d) if b.net.layers[name].in_channels == channels]
     if not names:
         return
     name = b.choice(names)
-    if b.draw(st.booleans()):
+    if b.flag():
         b.layer(name, x)
         return
     first: Any = b.net.layers[name]
     twin = nn.Conv2d(channels, first.out_channels, first.kernel_size, first.stride, first.padding, groups=first.groups)
     b.layer(twin, x)
     twin.weight = first.weight
+
+
+def depthwise(b: Builder, x: int, channels: int) -> None:
+    if channels > 1:
+        b.conv(x, channels * b.choice((1, 1, 2)), 3, groups=channels)
+
+
+def conv_norm_act(b: Builder, x: int, channels: int) -> None:
+    width = b.choice(WIDTHS)
+    b.layer("relu", b.layer(nn.BatchNorm2d(width), b.conv(x, width, 3, bias=False)))
+
+
+def pair(b: Builder, x: int, channels: int) -> None:
+    op = b.choice(["add", "add", "add", "iadd", "sub", "mul", "maximum", "where", "lerp", "add_fn", "iadd_alias"])
+    y = b.like(x)
+    b.add("add" if op == "iadd_alias" and 0 in (x, y) else op, x, y)  # the image is the caller's
+
+
+def stack(b: Builder, x: int, channels: int) -> None:
+    op = b.choice(("stack_sum", "stack_flat", "cat_rows"))
+    if op != "stack_flat" or 2 * channels <= WIDEST:
+        b.add(op, x, b.like(x))
+
+
+def glu(b: Builder, x: int, channels: int) -> None:
+    if channels % 2 == 0:
+        last = b.add("halves", x)
+        b.add("mul", last - 1, last)
+
+
+def padded_shortcut(b: Builder, x: int, channels: int) -> None:
+    """The CIFAR shortcut: zero channels around, then the sum with a wider branch."""
+    low, high = b.integer(0, 2), b.integer(0, 2)
+    b.add("add", b.conv(x, channels + low + high), b.add("pad_channels", x, consts=(low, high, 0.0)))
+
+
+def unread(b: Builder, x: int, channels: int) -> None:
+    """A layer whose output is hidden from the rest of the program."""
+    b.last[b.conv(x, b.choice(WIDTHS))] = True
+
+
+SHORT: list[tuple[int, Maker]] = [
+    (6, lambda b, x, c: b.conv(x, b.choice(WIDTHS), b.choice((1, 3)), stride=b.choice((1, 1, 1, 2)), bias=b.flag())),
+    (4, depthwise),
+    (6, conv_norm_act),
+    (1, lambda b, x, c: b.layer(b.choice((nn.GroupNorm(b.choice(divisors(c)), c), nn.LocalResponseNorm(3))), x)),
+    (5, pair),
+    (3, lambda b, x, c: b.add("add", x, b.conv(b.like(x, 2), c))),  # branches of different widths
+    (1, lambda b, x, c: b.add("gate", x, b.add("sigmoid", b.add("mean_kept", x)))),  # a channel's own mean as its gate
+    (2, stack),
+    (2, glu),
+    (1, lambda b, x, c: b.add("resize_like", x, b.map())),
+    (2, padded_shortcut),
+    (1, lambda b, x, c: b.add(b.choice(STRANGE.split()), x)),
+    (1, lambda b, x, c: b.add(b.choice(("mean_pixels", "mean_pixels", "einsum")), x)),
+    (1, unread),
+]
+STRANGE = "softmax_channels normalize cumsum attention roll mean_channels max_channels"  # what no rule need know
+for weight, short in SHORT:
+    maker(weight)(short)
 
 
 # -- odd corners
@@ -524,19 +501,6 @@ class Unpacking(nn.Module):
         return {"sum": sum(layer(x) for layer, x in zip(self.layers, maps, strict=True)) * factor}
 
 
-class Standardised(nn.Conv2d):
-    """Each filter is computed from its weights for all inputs, and has a gain of its own."""
-
-    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
-        super().__init__(inputs, outputs, 1, groups=groups)
-        self.gain = nn.Parameter(torch.rand(outputs, 1, 1, 1) + 0.5)
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        centred = weight - weight.mean((1, 2, 3), keepdim=True)
-        scale = self.gain / (centred.square().sum((1, 2, 3), keepdim=True) + 0.1).sqrt()
-        return super()._conv_forward(input, centred * scale, bias)
-
-
 class OwnConv(nn.Module):
     """A layer as people write it themselves."""
 
@@ -548,30 +512,6 @@ class OwnConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight, self.bias) * self.gain
-
-
-class FixedNorm(nn.Module):
-    """A norm whose scale and shift are computed from buffers, as in pretrained detectors."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.register_buffer("running_mean", torch.linspace(-0.5, 0.5, channels))
-        self.register_buffer("running_var", torch.linspace(0.5, 1.5, channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = (self.running_var + 1e-5).rsqrt().reshape(1, -1, 1, 1)  # type: ignore[operator]
-        return x * scale - self.running_mean.reshape(1, -1, 1, 1) * scale  # type: ignore[operator]
-
-
-class Blur(nn.Module):
-    """One fixed filter for every channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("filter", torch.linspace(0.1, 0.9, 9).view(1, 1, 3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.filter.expand(x.shape[1], 1, 3, 3), padding=1, groups=x.shape[1])  # type: ignore[operator]
 
 
 class Rounded(nn.Conv2d):
@@ -595,8 +535,8 @@ def make_unusual_layer(b: Builder, x: int, channels: int) -> None:
     kind = b.choice(("fixed", "blur", "rounded", "normed", "masked"))
     plain = nn.Conv2d(channels, outputs, 1)
     makers = {
-        "fixed": lambda: FixedNorm(channels),
-        "blur": Blur,
+        "fixed": lambda: FrozenNorm(channels),
+        "blur": lambda: Filtered(1, expand=True),
         "rounded": lambda: Rounded(channels, outputs, 1),
         "normed": lambda: nn.utils.parametrizations.weight_norm(plain),
         "masked": lambda: masked(plain),
@@ -629,14 +569,6 @@ def make_odd_pair(b: Builder, x: int, channels: int) -> None:
         b.add(op, x) if channels > 1 else None
     elif 2 * channels <= WIDEST:
         b.add(op, x, b.like(x))
-
-
-@maker(1, ODD_BAG)
-def make_swapped(b: Builder, x: int, channels: int) -> None:
-    """Pixels and channels change places, and a convolution reads the pixels."""
-    height = b.values[x].shape[2]
-    y = b.add("swap_pixels_channels", x, last=True)
-    b.add("swap_pixels_channels", b.layer(nn.Conv2d(height, height, 1), y, last=True))
 
 
 @maker(3, ODD_BAG)
@@ -697,23 +629,10 @@ def make_odd_layer(b: Builder, x: int, channels: int) -> None:
     outputs = b.choice((2, 4, 6))
     groups = b.choice((1, 2)) if channels % 4 == 0 else 1
     kinds = [
-        Standardised(channels, outputs, groups),
+        StandardConv(channels, outputs, 1, groups),
         OwnConv(channels, b.choice((1, outputs)), b.choice((True, False))),
     ]
     b.layer(b.choice([*kinds, *kinds, *kinds, Packed(channels, outputs)]), x)
-
-
-@maker(2, ODD_BAG)
-def make_fused(b: Builder, x: int, channels: int) -> None:
-    """Two branches weighed by a parameter of two entries, which are no channels."""
-    b.parameter("fuse", x, b.like(x), shape=(2,))
-
-
-@maker(1, ODD_BAG)
-def make_weight_scalar(b: Builder, x: int, channels: int) -> None:
-    """The size of a layer's weights as a factor: what is cut from the layer would change it."""
-    names = b.layers_of(nn.Conv2d, nn.BatchNorm2d)
-    b.module_fact(x, [n for n in names if getattr(b.net.layers[n], "weight", None) is not None], "weight")
 
 
 # -- networks that deceive a pruner: layers in disguise, facts of other modules, odd positions
@@ -751,7 +670,7 @@ def make_disguised(b: Builder, x: int, channels: int) -> None:
 
 @maker(2, WRONG_BAG)
 def make_disguised_activation(b: Builder, x: int, channels: int) -> None:
-    if b.draw(st.booleans()):
+    if b.flag():
         b.layer(ScaledReLU(channels), x)
         return
     layer = nn.PReLU(channels)
@@ -760,11 +679,12 @@ def make_disguised_activation(b: Builder, x: int, channels: int) -> None:
     layer.eval()
 
 
-@maker(2, WRONG_BAG)
-def make_module_fact(b: Builder, x: int, channels: int) -> None:
-    """A number of a layer as a factor: its width, or its statistics."""
-    kind, fact = b.choice(((nn.Conv2d, "out_channels"), (nn.BatchNorm2d, "running_var")))
-    b.module_fact(x, b.layers_of(kind), fact)
+@maker(1, ODD_BAG)
+def make_swapped(b: Builder, x: int, channels: int) -> None:
+    """Pixels and channels change places, and a convolution reads the pixels."""
+    height = b.values[x].shape[2]
+    y = b.add("swap_pixels_channels", x, last=True)
+    b.add("swap_pixels_channels", b.layer(nn.Conv2d(height, height, 1), y, last=True))
 
 
 @maker(1, WRONG_BAG)
@@ -780,3 +700,17 @@ def make_odd_position(b: Builder, x: int, channels: int) -> None:
     op = b.choice(("folded_pick", "folded_chunk", "rows_by_width", "rows_by_width"))
     if op == "rows_by_width" or (channels % 2 == 0 and channels > 2):
         b.add(op, x)
+
+
+@maker(1, ODD_BAG)
+def make_weight_scalar(b: Builder, x: int, channels: int) -> None:
+    """The size of a layer's weights as a factor: what is cut from the layer would change it."""
+    names = b.layers_of(nn.Conv2d, nn.BatchNorm2d)
+    b.module_fact(x, [n for n in names if getattr(b.net.layers[n], "weight", None) is not None], "weight")
+
+
+# A number of a layer as a factor, its width or its statistics; two branches weighed by a parameter of two entries,
+# which are no channels.
+maker(1, WRONG_BAG)(lambda b, x, channels: b.module_fact(x, b.layers_of(nn.Conv2d), "out_channels"))
+maker(1, WRONG_BAG)(lambda b, x, channels: b.module_fact(x, b.layers_of(nn.BatchNorm2d), "running_var"))
+maker(2, ODD_BAG)(lambda b, x, channels: b.parameter("fuse", x, b.like(x), shape=(2,)))

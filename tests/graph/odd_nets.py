@@ -4,7 +4,6 @@ exactly, be left alone or be refused, but never be wrong."""
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,31 +37,17 @@ class Function(nn.Module):
         return self.function(x)
 
 
-class CentredReLU(nn.ReLU):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x - x.mean(1, keepdim=True))
+class Network(nn.Module):
+    """Layers by their names, and a function that computes with them."""
 
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, layer)
 
-class FlippingIdentity(nn.Identity):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(1)
-
-
-class RampPool(nn.MaxPool2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * torch.linspace(0.5, 1.5, x.size(1), dtype=x.dtype).view(1, -1, 1, 1)
-
-
-class MixingNorm(nn.BatchNorm2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + x.mean((1, 2, 3), keepdim=True)
-
-
-class ActiveNorm(nn.BatchNorm2d):
-    """As timm's: a norm that brings its activation."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(super().forward(x))
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
 
 
 class GainConv(nn.Conv2d):
@@ -74,11 +59,6 @@ class GainConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.weight * self.gain, self.bias)
-
-
-class ResidualConv(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + x
 
 
 class SamePadConv(nn.Conv2d):
@@ -93,9 +73,44 @@ class SamePadConv(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride)
 
 
-class SharedGateLinear(nn.Linear):
+class StandardConv(nn.Conv2d):
+    """A weight-standardised convolution: each filter is computed from its weights for all inputs, and has a gain."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, padding=kernel // 2, groups=groups)
+        self.gain = nn.Parameter(torch.rand(outputs, 1, 1, 1) + 0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        scale = self.gain / (centred.square().sum((1, 2, 3), keepdim=True) + 0.1).sqrt()
+        return self._conv_forward(input, centred * scale, self.bias)
+
+
+class FrozenNorm(nn.Module):
+    """torchvision's FrozenBatchNorm2d: scale and shift are computed from buffers."""
+
+    def __init__(self, channels: int, varied: bool = True) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(channels) + 0.5 if varied else torch.ones(channels))
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * x.mean(-1, keepdim=True)
+        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.running_mean.reshape(1, -1, 1, 1) * scale)
+
+
+class Filtered(nn.Module):
+    """The same fixed filters for every channel, as in blurs and wavelets."""
+
+    def __init__(self, count: int, expand: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("filters", torch.randn(count, 1, 3, 3))
+        self.expand = expand
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = x.shape[1]
+        each = self.filters.expand(channels, -1, 3, 3) if self.expand else self.filters.repeat(channels, 1, 1, 1)
+        return F.conv2d(x, each, padding=1, groups=channels)
 
 
 class SharedStorage(nn.Module):
@@ -108,20 +123,6 @@ class SharedStorage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(pooled(self.t(F.relu(self.s(F.relu(self.a(x)))))))
-
-
-class FormerlyComputed(nn.Module):
-    """The weight norm and masks of old, which set the weight in a hook."""
-
-    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
-        super().__init__()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.a, self.n = conv(3, 6), wrap(conv(6, 6))
-        self.b, self.fc = conv(6, 6, 1), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(pooled(F.relu(self.b(F.relu(self.n(F.relu(self.a(x))))))))
 
 
 class TiedScales(nn.Module):
@@ -142,121 +143,11 @@ class NormTwice(TiedScales):
         return self.fc(pooled(F.relu(self.one(self.b(F.relu(self.one(self.a(x))))))))
 
 
-class ReadOutside(Chain):
-    """A weight that the network's own code looks at."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.b.weight.abs().mean() + self.bn.weight.sum()
-
-
 class BiasShared(Chain):
     def __init__(self) -> None:
         super().__init__()
         self.a = conv(3, 4)
         self.bn.bias = self.a.bias
-
-
-class Masked(nn.Module):
-    """A buffer with one entry a channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.tensor([1.0, 0.5, 2.0, 0.0, 1.5, -1.0, 0.3, 0.1]).view(1, 8, 1, 1))
-        self.table = torch.arange(8.0).view(8, 1, 1)  # neither parameter nor buffer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.mask.to(x.dtype)
-
-
-class Tabled(Masked):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.table.to(x.dtype)
-
-
-class ByWidth(Chain):
-    """Another path for narrow tensors."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        x = self.bn(x) if x.shape[1] > 3 else x * 2
-        return self.fc(pooled(F.relu(self.b(x))))
-
-
-class Checkpointed(Chain):
-    def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(self.a, x, use_reentrant=False) if self.training else self.a(x)
-        return self.fc(pooled(F.relu(self.b(F.relu(self.bn(x))))))
-
-
-class Optional(Chain):
-    def forward(self, x: Tensor, features: bool = False, scale: float = 1.0) -> Any:
-        x = F.relu(self.bn(self.a(x))) * scale
-        y = self.fc(pooled(F.relu(self.b(x))))
-        return (y, x) if features else y
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        tokens = x.flatten(2).transpose(1, 2)
-        tokens = self.attention(tokens, tokens, tokens, need_weights=False)[0]
-        return tokens.transpose(1, 2).reshape(n, c, h, w)
-
-
-class QkvAttention(nn.Module):
-    """Heads by hand: three projections in one layer, the scale from the head's width."""
-
-    def __init__(self, width: int = 8, heads: int = 2) -> None:
-        super().__init__()
-        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        tokens = x.flatten(2).transpose(1, 2)
-        q, k, v = self.qkv(tokens).reshape(n, h * w, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        weights = torch.softmax(q @ k.transpose(-2, -1) * (c // self.heads) ** -0.5, dim=-1)
-        return self.out((weights @ v).transpose(1, 2).reshape(n, h * w, c)).transpose(1, 2).reshape(n, c, h, w)
-
-
-class Recurrent(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(width, width, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        return self.lstm(x.flatten(2).transpose(1, 2))[0].transpose(1, 2).reshape(n, c, h, w)
-
-
-class BlurPool(nn.Module):
-    """A fixed depthwise filter in a buffer, one copy a channel."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        line = torch.tensor([0.25, 0.5, 0.25])
-        self.register_buffer("filt", (line[:, None] * line)[None, None].repeat(channels, 1, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), self.filt, stride=2, groups=x.shape[1])
-
-
-class ExpandedBlur(nn.Module):
-    """A fixed filter in a buffer, as many copies as there are channels; and a buffer whose value is looked at."""
-
-    def __init__(self, looks: bool = False) -> None:
-        super().__init__()
-        self.register_buffer("filt", torch.full((1, 1, 3, 3), 1 / 9))
-        self.register_buffer("on", torch.tensor(True))
-        self.looks = looks
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.looks:
-            return x * 2 if self.on else x
-        return F.conv2d(x, self.filt.expand(x.size(1), 1, 3, 3), padding=1, groups=x.size(1))
 
 
 class Eca(nn.Module):
@@ -312,68 +203,96 @@ def layer(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: Through(make())
 
 
+def with_forward(kind: type[nn.Module], forward: Callable[..., Any], *arguments: Any, **options: Any) -> nn.Module:
+    """A layer of PyTorch's with another forward."""
+    return type(f"Own{kind.__name__}", (kind,), {"forward": forward})(*arguments, **options)  # type: ignore[no-any-return]
+
+
+def through(kind: type[nn.Module], forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return layer(lambda: with_forward(kind, forward, *arguments, **options))
+
+
+def chain(forward: Callable[..., Any]) -> Callable[[], nn.Module]:
+    """The chain of tests.nets with another forward."""
+    return lambda: with_forward(Chain, forward)
+
+
+def by_width(self: Any, x: Tensor) -> Tensor:
+    """Another path for narrow tensors."""
+    x = self.a(x)
+    return self.fc(pooled(F.relu(self.b(self.bn(x) if x.shape[1] > 3 else x * 2))))
+
+
+def mixing_norm(self: Any, x: Tensor) -> Tensor:
+    return nn.BatchNorm2d.forward(self, x) + x.mean((1, 2, 3), keepdim=True)
+
+
+def gated_linear(self: Any, x: Tensor) -> Tensor:
+    return nn.Linear.forward(self, x) * x.mean(-1, keepdim=True)
+
+
+def ramp(x: Tensor) -> Tensor:
+    return x * torch.linspace(0.5, 1.5, x.size(1), dtype=x.dtype).view(1, -1, 1, 1)
+
+
+def on_tokens(module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    """A module that takes the pixels of an image as a sequence, and gives one."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return call(m.part, x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+
+    return Network(forward, part=module)
+
+
+TABLE = torch.arange(8.0).view(8, 1, 1)  # neither parameter nor buffer
+
+
 CORNERS: dict[str, Callable[[], nn.Module]] = {
-    "centred relu": layer(CentredReLU),
-    "flipping identity": layer(FlippingIdentity),
-    "ramp pool": layer(lambda: RampPool(2)),
-    "mixing norm": layer(lambda: MixingNorm(8)),
-    "active norm": layer(lambda: ActiveNorm(8)),
+    "centred relu": through(nn.ReLU, lambda self, x: F.relu(x - x.mean(1, keepdim=True))),
+    "flipping identity": through(nn.Identity, lambda self, x: x.flip(1)),
+    "ramp pool": through(nn.MaxPool2d, lambda self, x: ramp(nn.MaxPool2d.forward(self, x)), 2),
+    "mixing norm": through(nn.BatchNorm2d, mixing_norm, 8),
+    "active norm": through(nn.BatchNorm2d, lambda self, x: F.silu(nn.BatchNorm2d.forward(self, x)), 8),
     "gain conv": layer(lambda: GainConv(8, 8, 3, padding=1)),
-    "residual conv": layer(lambda: ResidualConv(8, 8, 3, padding=1)),
+    "residual conv": through(nn.Conv2d, lambda self, x: nn.Conv2d.forward(self, x) + x, 8, 8, 3, padding=1),
     "same-pad conv": layer(lambda: SamePadConv(8, 8, 3, stride=2)),
     "shared gate linear": layer(
-        lambda: nn.Sequential(
-            Function(lambda x: x.movedim(1, -1)), SharedGateLinear(8, 8), Function(lambda x: x.movedim(-1, 1))
-        )
+        lambda: on_tokens(with_forward(nn.Linear, gated_linear, 8, 8), lambda part, x: part(x))
     ),
     "shared storage": SharedStorage,
-    "weight norm of old": lambda: FormerlyComputed(nn.utils.weight_norm),
-    "spectral norm of old": lambda: FormerlyComputed(nn.utils.spectral_norm),
-    "spectral norm": lambda: FormerlyComputed(nn.utils.parametrizations.spectral_norm),
-    "orthogonal": lambda: FormerlyComputed(nn.utils.parametrizations.orthogonal),
     "tied scales": TiedScales,
     "norm twice": NormTwice,
-    "read outside": ReadOutside,
+    "read outside": chain(lambda self, x: Chain.forward(self, x) * self.b.weight.abs().mean() + self.bn.weight.sum()),
     "bias shared": BiasShared,
-    "mask buffer": layer(Masked),
-    "table": layer(Tabled),
-    "by width": ByWidth,
-    "checkpointed": Checkpointed,
-    "optional": Optional,
-    "multi-head attention": layer(Attention),
-    "attention by hand": layer(QkvAttention),
-    "lstm": layer(Recurrent),
+    "table": between(lambda x: x + TABLE.to(x.dtype)),
+    "by width": chain(by_width),
+    "checkpointed": chain(lambda self, x: Chain.forward(self, checkpoint(lambda y: y * 2, x, use_reentrant=False))),
+    "multi-head attention": layer(
+        lambda: on_tokens(
+            nn.MultiheadAttention(8, 2, batch_first=True), lambda part, x: part(x, x, x, need_weights=False)[0]
+        )
+    ),
+    "lstm": layer(lambda: on_tokens(nn.LSTM(8, 8, batch_first=True), lambda part, x: part(x)[0])),
     "eca": layer(Eca),
     "both": Both,
-    "blur pool": layer(lambda: BlurPool(8)),
-    "expanded blur": layer(ExpandedBlur),
-    "value of a buffer": layer(lambda: ExpandedBlur(looks=True)),
     "norm without statistics": layer(lambda: nn.BatchNorm2d(8, track_running_stats=False)),
     "instance norm": layer(lambda: nn.InstanceNorm2d(8, affine=True)),
     "prelu": layer(lambda: nn.PReLU(8)),
-    "rms norm": layer(
-        lambda: nn.Sequential(Function(lambda x: x.movedim(1, -1)), nn.RMSNorm(8), Function(lambda x: x.movedim(-1, 1)))
-    ),
+    "rms norm": layer(lambda: on_tokens(nn.RMSNorm(8), lambda part, x: part(x))),
     "circular": layer(lambda: nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular")),
     "same": layer(lambda: nn.Conv2d(8, 8, 5, padding="same", dilation=2)),
     "depthwise transposed": layer(lambda: nn.ConvTranspose2d(8, 8, 3, groups=8)),
-    "unfold": layer(
-        lambda: nn.Sequential(nn.Unfold(3, padding=1), Function(lambda x: x.view(x.size(0), -1, 8, 8)), conv(72, 8, 1))
-    ),
     "upsample": layer(lambda: nn.Upsample(scale_factor=2, mode="bilinear")),
     "softmax of channels": layer(lambda: nn.Softmax(dim=1)),
     "matrix product": between(lambda x: (x.flatten(2) @ x.flatten(2).transpose(1, 2) @ x.flatten(2)).view_as(x) * 0.01),
-    "channel count": between(lambda x: x / x.shape[1]),
     "channel count by len": between(lambda x: x * len(x[0])),
     "batch by len": between(lambda x: x.reshape(len(x), -1, 8, 8)),
     "channel count by ones": between(lambda x: x * torch.ones(x.size(1), dtype=x.dtype).sum()),
     "channel count by bias": between(lambda x: x + torch.full((x.size(1), 1, 1), 0.5, dtype=x.dtype).cumsum(0)),
     "eye": between(lambda x: torch.einsum("nchw,cd->ndhw", x, torch.eye(x.size(1), dtype=x.dtype))),
-    "roll": between(lambda x: torch.roll(x, 3, 1)),
     "roll and add": between(lambda x: x + torch.roll(x, 1, 1)),
     "shift and add": between(lambda x: x + torch.cat([x[:, 1:], x[:, :1]], 1)),
     "flip and add": between(lambda x: x + x.flip(1)),
-    "tile": between(lambda x: x.repeat(1, 2, 1, 1)[:, : x.size(1)]),
     "group mean": between(
         lambda x: (
             x
@@ -410,12 +329,15 @@ WIDTH = 16
 class Plain(nn.Module):
     """Three convolutions, with room for something odd between the second and the third."""
 
-    def __init__(self) -> None:
+    def __init__(self, odd: Callable[[Any, Tensor], Tensor] | None = None, **layers: nn.Module) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Conv2d(3, WIDTH, 3), nn.Conv2d(WIDTH, WIDTH, 3), nn.Conv2d(WIDTH, 8, 3)
+        self.odd = odd
+        for name, layer in layers.items():
+            setattr(self, name, layer)
 
     def between(self, h: Tensor) -> Tensor:
-        return h.relu()
+        return h.relu() if self.odd is None else self.odd(self, h)
 
     def forward(self, x: Tensor) -> Any:
         return self.c(self.between(self.b(F.relu(self.a(x)))))
@@ -427,64 +349,6 @@ def centred(h: Tensor) -> Tensor:
 
 def standardised(weight: Tensor) -> Tensor:
     return weight - weight.mean((1, 2, 3), keepdim=True)
-
-
-class ForTensors(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return centred(h) if isinstance(h, torch.Tensor) else h
-
-
-class ForExactTensors(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return centred(h) if type(h) is torch.Tensor else h
-
-
-class WidthOnlyInTraining(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return h * torch.ones(1, WIDTH, 1, 1, dtype=h.dtype) if self.training else h
-
-
-class CentredInTraining(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return centred(h) if self.training else h
-
-
-class Asserted(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        torch._assert(h.shape[1] == WIDTH, "another width")
-        return h
-
-
-class OutChannels(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return h.relu() / self.b.out_channels**0.5
-
-
-class InChannels(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return h.relu() * self.c.in_channels
-
-
-class WithNorm(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.n = nn.BatchNorm2d(WIDTH)
-        self.n.running_var.uniform_(0.5, 2.0)
-
-
-class Variance(WithNorm):
-    def between(self, h: Tensor) -> Tensor:
-        return self.n(h) * self.n.running_var.mean()
-
-
-class FirstParameter(WithNorm):
-    def between(self, h: Tensor) -> Tensor:
-        return self.n(h) * next(self.b.parameters()).abs().mean()
-
-
-class StateDict(WithNorm):
-    def between(self, h: Tensor) -> Tensor:
-        return self.n(h) + self.n.state_dict()["running_var"].sum()
 
 
 class OwnConvForward(nn.Conv2d):
@@ -515,34 +379,63 @@ class ScaledReLU(nn.ReLU):
         return F.relu(input) * self.gain
 
 
-class Softplus(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softplus(x)
+class Remembers(Plain):
+    """Keeps what it saw, in attributes, a list, a buffer and a hook, and allows no other size later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+        self.last: Any = None
+        self.seen: list[Any] = []
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.last is None:
+            self.a.register_forward_hook(lambda module, inputs, output: None)
+        elif self.last.shape != h.shape:
+            raise RuntimeError("another shape")
+        self.last, self.total = h, self.total + 1
+        self.seen.append(h)
+        return h.relu()
 
 
-def with_layer(name: str, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        model = Plain()
-        setattr(model, name, make())
-        return model
+class Stateful(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
 
-    return build
+    def between(self, h: Tensor) -> Tensor:
+        h = h if self.state is None else h + self.state
+        self.state = h.detach()
+        return h
 
 
-def with_activation(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        model = Plain()
-        model.act = make()
-        model.between = types.MethodType(lambda self, h: self.act(h), model)
-        return model
+class MaxNorm(nn.Conv2d):
+    """Clips its own weights on every call."""
 
-    return build
+    def forward(self, input: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
+        return super().forward(input)
+
+
+def norm() -> nn.Module:
+    layer = nn.BatchNorm2d(WIDTH)
+    nn.init.uniform_(layer.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    return layer
+
+
+def asserted(m: Any, h: Tensor) -> Tensor:
+    torch._assert(h.shape[1] == WIDTH, "another width")
+    return h
+
+
+def count(m: Any, h: Tensor) -> Tensor:
+    """Changes a buffer, in eval mode too."""
+    m.n.num_batches_tracked += 1
+    return h.relu()
 
 
 def flagged_pair() -> nn.Module:
-    model = Plain()
-    model.a, model.b, model.c = Flagged(3, WIDTH, 3), Flagged(WIDTH, WIDTH, 3), Flagged(WIDTH, 8, 3, centre=True)
-    return model
+    return Plain(a=Flagged(3, WIDTH, 3), b=Flagged(WIDTH, WIDTH, 3), c=Flagged(WIDTH, 8, 3, centre=True))
 
 
 def hooked(where: str, before: bool = False) -> nn.Module:
@@ -571,81 +464,39 @@ def patched_by_closure() -> nn.Module:
 
 def parametrised_prelu() -> nn.Module:
     layer = nn.PReLU(WIDTH)
-    nn.utils.parametrize.register_parametrization(layer, "weight", Softplus())
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Softplus())
     return layer
 
 
-class RowsByWidth(Plain):
-    def forward(self, x: Tensor) -> Any:
-        h = self.b(F.relu(self.a(x)))
-        return self.c(h[:, :, h.size(1) - 8 : h.size(1) - 4, :])
+def rows_by_width(m: Any, h: Tensor) -> Tensor:
+    return h[:, :, h.size(1) - 8 : h.size(1) - 4, :]
 
 
-class Remembers(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: Any = None
-        self.seen: list[Any] = []
-
-    def between(self, h: Tensor) -> Tensor:
-        self.last = h
-        self.seen.append(h)
-        return h.relu()
-
-
-class Stateful(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Any = None
-
-    def between(self, h: Tensor) -> Tensor:
-        h = h if self.state is None else h + self.state
-        self.state = h.detach()
-        return h
-
-
-class Counting(Plain):
-    """A buffer that every call changes, in eval mode too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-
-    def between(self, h: Tensor) -> Tensor:
-        self.calls += 1
-        return h.relu()
-
-
-class MaxNorm(nn.Conv2d):
-    """Clips its own weights on every call."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
-        return super().forward(input)
-
-
+# Each is built with something odd in it.
 WRONG: dict[str, Callable[[], nn.Module]] = {
-    "isinstance": ForTensors,
-    "type is Tensor": ForExactTensors,
-    "width only in training": WidthOnlyInTraining,
-    "centred in training": CentredInTraining,
-    "torch._assert": Asserted,
-    "out_channels": OutChannels,
-    "in_channels": InChannels,
-    "running_var": Variance,
-    "next(parameters())": FirstParameter,
-    "state_dict": StateDict,
-    "own _conv_forward": with_layer("b", lambda: OwnConvForward(WIDTH, WIDTH, 3)),
+    "isinstance": lambda: Plain(lambda m, h: centred(h) if isinstance(h, torch.Tensor) else h),
+    "type is Tensor": lambda: Plain(lambda m, h: centred(h) if type(h) is torch.Tensor else h),
+    "width only in training": lambda: Plain(
+        lambda m, h: h * torch.ones(1, WIDTH, 1, 1, dtype=h.dtype) if m.training else h
+    ),
+    "centred in training": lambda: Plain(lambda m, h: centred(h) if m.training else h),
+    "torch._assert": lambda: Plain(asserted),
+    "out_channels": lambda: Plain(lambda m, h: h.relu() / m.b.out_channels**0.5),
+    "in_channels": lambda: Plain(lambda m, h: h.relu() * m.c.in_channels),
+    "running_var": lambda: Plain(lambda m, h: m.n(h) * m.n.running_var.mean(), n=norm()),
+    "next(parameters())": lambda: Plain(lambda m, h: m.n(h) * next(m.b.parameters()).abs().mean(), n=norm()),
+    "state_dict": lambda: Plain(lambda m, h: m.n(h) + m.n.state_dict()["running_var"].sum(), n=norm()),
+    "own _conv_forward": lambda: Plain(b=OwnConvForward(WIDTH, WIDTH, 3)),
     "flag outside repr": flagged_pair,
     "forward hook": lambda: hooked("b"),
     "forward pre-hook": lambda: hooked("c", before=True),
     "patched instance": patched,
     "patched by closure": patched_by_closure,
-    "parametrised PReLU": with_activation(parametrised_prelu),
-    "scaled ReLU": with_activation(lambda: ScaledReLU(WIDTH)),
-    "rows by width": RowsByWidth,
+    "parametrised PReLU": lambda: Plain(lambda m, h: m.n(h), n=parametrised_prelu()),
+    "scaled ReLU": lambda: Plain(lambda m, h: m.n(h), n=ScaledReLU(WIDTH)),
+    "rows by width": lambda: Plain(rows_by_width),
     "attribute set in forward": Remembers,
     "recurrent state": Stateful,
-    "counting buffer": Counting,
-    "max norm": with_layer("b", lambda: MaxNorm(WIDTH, WIDTH, 3)),
+    "counting buffer": lambda: Plain(count, n=norm()),
+    "max norm": lambda: Plain(b=MaxNorm(WIDTH, WIDTH, 3)),
 }

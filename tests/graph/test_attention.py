@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus
-from prunus.graph.numbers import Number
 from tests import proof
+from tests.graph.checks import pruned_exactly
 
 HEADS, SIZE, WIDTH, TOKENS = 4, 3, 10, 6
 
@@ -132,10 +131,7 @@ def test_everything_at_once_is_exact_and_can_be_pruned_again(streams: str) -> No
     graph = prunus.trace(model, IMAGE, streams=streams)
     keep = proof.random_keep(graph, seed=1)
     plan = prunus.Plan.of(graph, keep)
-    small = prunus.prune(graph, plan)
-    with proof.masked(model, graph, keep):
-        want = proof.outputs(model, IMAGE)
-    assert proof.relative_error(proof.outputs(small, IMAGE), want) < 1e-12
+    small = pruned_exactly(graph, keep, IMAGE)
     again = prunus.trace(small, IMAGE, streams=streams)
     later = prunus.Plan.of(again, proof.random_keep(again, seed=2))
     both = prunus.prune(graph, plan.then(later))
@@ -210,20 +206,7 @@ def test_one_head_gives_its_values_away_but_keeps_queries_and_keys() -> None:
     graph = prunus.trace(model, IMAGE)
     assert {"first:out", "v:out"} == set(graph.units)
     assert "bmm runs over all channels" in graph.frozen["q"]
-    small = prunus.prune(graph, prunus.Plan.of(graph, {"v:out": [1, 4], "first:out": [0, 7]}))
-    with prunus.zeroed(graph, {"v:out": [1, 4], "first:out": [0, 7]}):
-        want = proof.outputs(model, IMAGE)
-    assert proof.relative_error(proof.outputs(small, IMAGE), want) < 1e-12
-
-
-def test_numbers_know_how_they_were_computed() -> None:
-    heads, size = Number(4), Number(6)
-    heads.origin, size.origin = ("a", "num_heads", -1), ("a", "head_dim", -1)
-    value = 3 * heads * size // 2 - heads + 1
-    assert (value, value.under({("a", "num_heads", -1): 2})) == (33, 3 * 2 * 6 // 2 - 2 + 1)
-    assert heads * 0.5 == 2.0
-    assert type(copy.deepcopy(heads)) is int
-    assert np.zeros(heads).shape == (4,)
+    pruned_exactly(graph, {"v:out": [1, 4], "first:out": [0, 7]}, IMAGE)
 
 
 def test_a_selection_among_equal_labels_stays() -> None:

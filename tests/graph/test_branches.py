@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import prunus as pr
 from prunus.errors import PlanError
-from prunus.graph.absent import Absent, plain_network
+from prunus.graph.branches import Absent, plain_network
 from prunus.graph.record import trace_calls
 from prunus.timing.onnx_export import export_onnx, exported
 

@@ -13,7 +13,7 @@ import torch.fx
 from torch import Tensor, nn
 
 import prunus as pr
-from prunus.graph.distance import flattened, largest_difference, tensor_distance
+from prunus.graph.compare import flattened, largest_difference, tensor_distance
 from tests.graph.checks import unchanged
 from tests.graph.odd_nets import Plain
 

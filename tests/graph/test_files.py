@@ -97,7 +97,7 @@ def test_a_graph_that_is_proven_is_not_proven_again(mode: Any, tmp_path: Path, m
 
 
 class Remembering(nn.Module):
-    """Blends features with those of the call before, which a list, a dict, an attribute or a new buffer holds."""
+    """Uses something of the first call in later ones: features, a width, or a buffer that it makes then."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -105,6 +105,7 @@ class Remembering(nn.Module):
         self.where = where
         self.seen: dict[str, Tensor] = {}
         self.bank: list[Tensor] = []
+        self.width: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         f = self.a(x)
@@ -113,14 +114,20 @@ class Remembering(nn.Module):
             before, self.seen["f"] = self.seen.get("f", f), f.detach()
         elif self.where == "list":
             before, self.bank = (self.bank or [f])[-1], [*self.bank, f.detach()][-2:]
-        elif not hasattr(self, "rows"):
+        elif self.where == "width" and self.width is None:
+            self.width = f.shape[1]
+        elif self.where == "missing width" and not hasattr(self, "first"):
+            self.first = f.shape[1]
+        elif self.where == "buffer" and not hasattr(self, "rows"):
             self.register_buffer("rows", torch.ones(x.shape[2] - 2, 1))
         if self.where == "buffer":
             f = f * self.rows
+        elif "width" in self.where:
+            f = f / (self.width or self.first)
         return self.c(torch.relu(self.b(torch.relu(f + before))))
 
 
-@pytest.mark.parametrize("where", ["dict", "list", "buffer"])
+@pytest.mark.parametrize("where", ["dict", "list", "buffer", "width", "missing width"])
 def test_what_a_first_call_leaves_behind_is_not_saved(tmp_path: Path, where: str) -> None:
     """A new network has not been called: it has other units, or lacks a tensor."""
     torch.manual_seed(0)

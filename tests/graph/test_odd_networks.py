@@ -21,9 +21,11 @@ from tests.graph.checks import IMAGE, pruned_exactly, unchanged
 from tests.graph.dags import randomised
 from tests.graph.odd_nets import CORNERS, WIDTH, WRONG, Plain, Remembers, Stateful, Through
 
+WITH_STREAMS = ("both", "gated shuffle", "residual conv", "shift and add", "eca")
+MODES = [*((name, "select") for name in CORNERS), *((name, "coupled") for name in WITH_STREAMS)]
 
-@pytest.mark.parametrize("mode", ["select", "coupled"])
-@pytest.mark.parametrize("name", CORNERS)
+
+@pytest.mark.parametrize(("name", "mode"), MODES)
 def test_a_corner(name: str, mode: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = CORNERS[name]().double().eval()
@@ -32,10 +34,10 @@ def test_a_corner(name: str, mode: str, tmp_path: Path) -> None:
             randomised(module)
     whole = proof.outputs(model, IMAGE)
     graph = pr.trace(model, IMAGE, streams=mode)
-    for seed, share in ((0, 0.3), (1, 0.6), (2, 1.0)):
+    for seed, share in ((0, 0.5), (1, 1.0)):
         keep = proof.random_keep(graph, seed, share, share)
         small = pruned_exactly(graph, keep)
-        assert all(torch.equal(a, b) for a, b in zip(proof.outputs(model, IMAGE), whole, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(model, IMAGE), whole, strict=True))
     pr.save(small, pr.Plan.of(graph, keep), tmp_path)
     assert proof.same_state(pr.load(tmp_path, copy.deepcopy(model)), small)
 
@@ -90,17 +92,16 @@ def keeps(graph: pr.ChannelGraph) -> list[dict[str, list[int]]]:
     for name, unit in graph.units.items():
         first = {int(np.flatnonzero(unit.blocks == block)[0]) for block in range(unit.granule)}
         firsts[name] = [i for i in range(unit.width) if i not in first]
-    return [halves, firsts, proof.random_keep(graph, 0, 0.2, 0.8), proof.random_keep(graph, 1, 0.2, 0.8)]
+    return [halves, firsts, proof.random_keep(graph, 0, 0.2, 0.8)]
 
 
-@pytest.mark.parametrize("mode", ["select", "coupled"])
 @pytest.mark.parametrize("name", WRONG)
-def test_exact_or_refused_and_unchanged(name: str, mode: str) -> None:
+def test_exact_or_refused_and_unchanged(name: str) -> None:
     torch.manual_seed(0)
     model = WRONG[name]().double().eval()
     graph = None
     with unchanged(model, ignoring="memory"), suppress(PrunusError):
-        graph = pr.trace(model, PICTURE, streams=mode)
+        graph = pr.trace(model, PICTURE)
     for keep in [] if graph is None else keeps(graph):
         small = None
         with unchanged(model, ignoring="memory"), suppress(PrunusError):
@@ -150,9 +151,9 @@ def test_only_what_is_concerned_is_frozen(name: str) -> None:
 def test_attributes_and_state_after_tracing() -> None:
     image = torch.randn(1, 3, 16, 16)
     remembers = Remembers().eval()
-    pr.trace(remembers, image)
-    assert remembers.last is None
-    assert remembers.seen == []
+    graph = pr.trace(remembers, image)
+    assert (remembers.last, remembers.seen, remembers.total.item()) == (None, [], 0)
+    assert not remembers.a._forward_hooks and list(graph.units) == ["a:out", "b:out"]
     recurrent = Stateful().eval()
     first = copy.deepcopy(recurrent)(image)
     graph = pr.trace(recurrent, image)

@@ -18,7 +18,7 @@ import prunus as pr
 from prunus.errors import PlanError
 from prunus.graph.proof import culprits
 from tests import proof
-from tests.graph.odd_nets import Plain, centred
+from tests.graph.odd_nets import Network, Plain, centred
 
 PICTURE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -107,38 +107,27 @@ def test_a_loaded_network_is_checked(tmp_path: Path) -> None:
         pr.load(tmp_path, other)
 
 
-class Dropping(Plain):
-    """Dropout as a layer, as a function, and always on."""
-
-    def __init__(self, always: bool) -> None:
-        super().__init__()
-        self.drop, self.always = nn.Dropout2d(0.5), always
-
-    def between(self, h: Tensor) -> Tensor:
-        return self.drop(F.dropout(h.relu(), 0.3, self.always or self.training))
-
-
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout(always: bool, training: bool) -> None:
     torch.manual_seed(0)
-    graph, plan = traced(Dropping(always).train(training))
+    """As a layer, as a function, and always on."""
+    model = Plain(lambda m, h: m.drop(F.dropout(h.relu(), 0.3, always or m.training)), drop=nn.Dropout2d(0.5))
+    graph, plan = traced(model.train(training))
     assert pr.prune(graph, plan).b.out_channels == 8
 
 
-class Magnifying(Plain):
+def magnified(m: Plain, h: Tensor) -> Tensor:
     """Rounding grows fiftyfold in each of seven steps: the outputs of two exact computations have nothing in common."""
-
-    def between(self, h: Tensor) -> Tensor:
-        for _ in range(7):
-            h = torch.sin(50 * h)
-        return h
+    for _ in range(7):
+        h = torch.sin(50 * h)
+    return h
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_network_that_magnifies_rounding(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    graph, plan = traced(Magnifying().to(dtype).eval(), PICTURE.to(dtype))
+    graph, plan = traced(Plain(magnified).to(dtype).eval(), PICTURE.to(dtype))
     assert pr.prune(graph, plan).b.out_channels == 8
 
 
@@ -217,44 +206,21 @@ def test_bisection_finds_the_fewest(bad: list[set[str]], expected: list[str]) ->
     assert len(tried) <= 13  # every node of a tree with seven leaves, once
 
 
-def test_bisection_gives_up_dividing_in_time() -> None:
-    assert culprits([str(i) for i in range(64)], lambda names: True, trials=10)[-1] == "63"
-
-
-class Halves(nn.Module):
-    """Two layers write the halves of a stream, which one layer reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(3, 16, 1)
-        self.d, self.e = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.e(F.relu(self.d(F.relu(torch.cat([self.a(x), self.b(x)], 1) + self.c(x)))))
-
-
 def test_trial_plans_leave_an_output_to_every_layer() -> None:
-    """Without the first half of the stream, one layer would have no output, which is no reason to freeze it."""
-    assert {name: unit.width for name, unit in pr.trace(Halves().eval(), PICTURE).units.items()} == {
-        "d:in": 16,
-        "d:out": 4,
-    }
+    """Two layers write the halves of a stream, which one layer reads. Without the first half of the stream, one layer
+    would have no output, which is no reason to freeze it."""
+    model = Network(
+        lambda m, x: m.e(F.relu(m.d(F.relu(torch.cat([m.a(x), m.b(x)], 1) + m.c(x))))),
+        **{"a": nn.Conv2d(3, 8, 1), "b": nn.Conv2d(3, 8, 1), "c": nn.Conv2d(3, 16, 1)},
+        **{"d": nn.Conv2d(16, 4, 1), "e": nn.Conv2d(4, 2, 1)},
+    )
+    units = pr.trace(model.eval(), PICTURE).units
+    assert {name: unit.width for name, unit in units.items()} == {"d:in": 16, "d:out": 4}
 
 
 def test_trace_without_the_check_by_running_only_follows_labels() -> None:
     """The code asks a layer for its width, which labels cannot see: only running finds it."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x) / self.a.out_channels)
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Scaled().eval()
-    example = torch.zeros(1, 3, 8, 8)
-    assert "a:out" in pr.trace(model, example, check=False).units
-    assert "a:out" not in pr.trace(model, example).units
+    torch.manual_seed(0)
+    model = Plain(lambda m, h: h / m.b.out_channels).eval()
+    assert "b:out" in pr.trace(model, PICTURE, check=False).units
+    assert "b:out" not in pr.trace(model, PICTURE).units

@@ -1,6 +1,6 @@
 """Random networks: what is pruned equals what is zeroed, whatever the network looks like.
 
-`PRUNUS_EXAMPLES=20000` looks further than the suite's 500, and elsewhere each time.
+`PRUNUS_EXAMPLES=20000` looks further than the suite's 300, and elsewhere each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import prunus as pr
 from tests import proof
 from tests.graph.dags import BATCH, Dag, dags
 
-EXAMPLES = int(os.environ.get("PRUNUS_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("PRUNUS_EXAMPLES", "300"))
 FUZZ = settings(
     max_examples=EXAMPLES,
     derandomize="PRUNUS_EXAMPLES" not in os.environ,
@@ -60,8 +60,17 @@ def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
     assert cost.macs * BATCH == proof.counted_macs(small, IMAGE)
     assert graph.macs * BATCH == proof.counted_macs(net, IMAGE)
     assert cost.params == weights_of(small, cost.layers)
+    assert small.state_dict().keys() <= net.state_dict().keys()
+    # What can be done with a pruned network, in turns: most of the time of this test is spent here.
+    if seed % 4 == 0:
+        save_and_load(net, small, plan)
+    elif seed % 4 == 1:
+        trains_like_the_whole(net, small)
+    elif seed % 4 == 2:
+        prune_again(small, graph, plan, mode, seed)
+    else:  # selection layers of a first cut must not fool a second one that treats streams the other way
+        prune_again(small, graph, None, "coupled" if mode == "select" else "select", seed)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-    follow(net, small, graph, plan, mode, seed)
 
 
 def weights_of(model: torch.nn.Module, layers: Iterable[str]) -> int:
@@ -73,28 +82,30 @@ def weights_of(model: torch.nn.Module, layers: Iterable[str]) -> int:
     return sum({id(tensor): tensor.numel() for tensor in found}.values())
 
 
-def follow(net: Dag, small: torch.nn.Module, graph: pr.ChannelGraph, plan: pr.Plan, mode: str, seed: int) -> None:
-    """What can be done with a pruned network: prune it again, copy, save and load, train it."""
-    small_graph = pr.trace(small, IMAGE, streams=mode)
-    second = pr.Plan.of(small_graph, proof.random_keep(small_graph, seed + 1))
-    smaller = pr.prune(small_graph, second)
+def prune_again(small: torch.nn.Module, graph: pr.ChannelGraph, first: pr.Plan | None, mode: str, seed: int) -> None:
+    """A second round is exact. With a first plan, both plans are one."""
+    again = pr.trace(small, IMAGE, streams=mode)
+    second = pr.Plan.of(again, proof.random_keep(again, seed + 1))
+    smaller = pr.prune(again, second)
     want = proof.outputs(smaller, IMAGE)
-    with pr.zeroed(small_graph, second):
+    with pr.zeroed(again, second):
         exact(want, proof.outputs(small, IMAGE), proof.outputs(smaller, IMAGE))
-    composed = plan.then(second)
-    direct = pr.prune(graph, composed)
-    assert proof.same_state(direct, smaller)
-    exact(proof.outputs(direct, IMAGE), want, want)
-    assert pr.Plan.from_json(composed.to_json()).to_json() == composed.to_json()
+    if first is not None:
+        composed = first.then(second)
+        direct = pr.prune(graph, composed)
+        assert proof.same_state(direct, smaller)
+        exact(proof.outputs(direct, IMAGE), want, want)
+        assert pr.Plan.from_json(composed.to_json()).to_json() == composed.to_json()
 
-    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(copy.deepcopy(direct), IMAGE), want, strict=True))
+
+def save_and_load(net: Dag, small: torch.nn.Module, plan: pr.Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        pr.save(smaller, composed, Path(folder) / "net")
+        pr.save(small, plan, Path(folder) / "net")
         loaded = pr.load(Path(folder) / "net", copy.deepcopy(net))
-    assert proof.same_state(loaded, smaller)
-    assert all(torch.equal(a, b) for a, b in zip(proof.outputs(loaded, IMAGE), want, strict=True))
-    assert small.state_dict().keys() <= net.state_dict().keys()
-    trains_like_the_whole(net, small)
+    assert proof.same_state(loaded, small)
+    want = proof.outputs(small, IMAGE)
+    for same in (loaded, copy.deepcopy(small)):
+        assert all(torch.equal(a, b) for a, b in zip(proof.outputs(same, IMAGE), want, strict=True))
 
 
 def trains_like_the_whole(net: Dag, small: torch.nn.Module) -> None:
@@ -107,22 +118,6 @@ def trains_like_the_whole(net: Dag, small: torch.nn.Module) -> None:
     except (RuntimeError, ValueError):
         return
     assert proof.train_step(copy.deepcopy(small), IMAGE) == wanted & set(dict(small.named_parameters()))
-
-
-@settings(FUZZ, max_examples=max(EXAMPLES // 10, 1))
-@given(dags(), st.integers(0, 2**16))
-def test_the_other_way_with_streams_after_a_first_cut(net: Dag, seed: int) -> None:
-    """Selection layers of a first cut must not fool a second one that couples the stream."""
-    net.eval()
-    note(f"seed={seed}\n{net}")
-    first = pr.trace(net, IMAGE, streams="select")
-    small = pr.prune(first, pr.Plan.of(first, proof.random_keep(first, seed)))
-    graph = pr.trace(small, IMAGE, streams="coupled")
-    plan = pr.Plan.of(graph, proof.random_keep(graph, seed + 1))
-    whole = proof.outputs(small, IMAGE)
-    with pr.zeroed(graph, plan):
-        zeroed = proof.outputs(small, IMAGE)
-    exact(proof.outputs(pr.prune(graph, plan), IMAGE), zeroed, whole)
 
 
 @settings(FUZZ, max_examples=max(EXAMPLES // 10, 1))

@@ -21,7 +21,7 @@ import prunus as pr
 from prunus.graph.rules import rulebook
 from tests.graph.checks import FREE, HALVES, IMAGE, KEPT, Widths, is_exact, pruned_exactly
 from tests.graph.dags import randomised
-from tests.graph.odd_nets import Function, Through
+from tests.graph.odd_nets import Filtered, FrozenNorm, Function, Network, Through
 from tests.nets import Chain, conv, pooled
 
 aten = torch.ops.aten
@@ -78,35 +78,8 @@ class Unpooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled, indices = self.pool(x)
-        unpooled: Tensor = self.unpool(self.inner(pooled), indices)
+        unpooled: Tensor = self.unpool(self.inner(pooled), indices, output_size=x.shape)
         return unpooled
-
-
-class FrozenNorm(nn.Module):
-    """torchvision's FrozenBatchNorm2d: scale and shift are computed from buffers."""
-
-    def __init__(self, channels: int, varied: bool = True) -> None:
-        super().__init__()
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, torch.rand(channels) + 0.5 if varied else torch.ones(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
-        return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.running_mean.reshape(1, -1, 1, 1) * scale)
-
-
-class Filtered(nn.Module):
-    """The same filters for every channel, as in blurs and wavelets."""
-
-    def __init__(self, count: int, expand: bool = False) -> None:
-        super().__init__()
-        self.register_buffer("filters", torch.randn(count, 1, 3, 3))
-        self.expand = expand
-
-    def forward(self, x: Tensor) -> Tensor:
-        channels = x.shape[1]
-        each = self.filters.expand(channels, -1, 3, 3) if self.expand else self.filters.repeat(channels, 1, 1, 1)
-        return F.conv2d(x, each, padding=1, groups=channels)
 
 
 class LooksAtBuffers(FrozenNorm):
@@ -225,7 +198,9 @@ CASES: dict[str, tuple[Any, Widths]] = {
     ),
     "pooled with indices by functions": (
         lambda: Through(
-            Unpooled(lambda x: F.max_pool2d(x, 2, return_indices=True), lambda x, at: F.max_unpool2d(x, at, 2))
+            Unpooled(
+                lambda x: F.max_pool2d(x, 2, return_indices=True), lambda x, at, output_size: F.max_unpool2d(x, at, 2)
+            )
         ),
         {"a:out": (8, 1), "b:out": (6, 1)},
     ),
@@ -254,37 +229,35 @@ def test_a_pruned_group_norm_has_fewer_groups() -> None:
     assert (norm.num_groups, norm.num_channels, len(norm.weight)) == (2, 4, 4)
 
 
-class Stacked(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.fc, self.dim = conv(3, 8), conv(3, 8), conv(16, 6), nn.Linear(6, 5), dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(pooled(self.c(torch.stack([self.a(x), self.b(x)], self.dim).flatten(1, 2))))
-
-
 @pytest.mark.parametrize("dim", [1, 2])
 def test_stacked_tensors_keep_equal_widths(dim: int) -> None:
     torch.manual_seed(0)
-    is_exact(Stacked(dim), IMAGE, {"a:out": (16, 2), "c:out": (6, 1)})
+    model = Network(
+        lambda m, x: m.fc(pooled(m.c(torch.stack([m.a(x), m.b(x)], dim).flatten(1, 2)))),
+        **{"a": conv(3, 8), "b": conv(3, 8), "c": conv(16, 6), "fc": nn.Linear(6, 5)},
+    )
+    is_exact(model, IMAGE, {"a:out": (16, 2), "c:out": (6, 1)})
 
 
-class Folded(nn.Module):
+def folded(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """One of the folded channels is an output, by its number: nothing may move in front of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(8, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.b(F.relu(self.a(x)))
-        return h.view(h.size(0), 2, -1, 8, 8)[:, :, 1], self.c(h)
+    h = m.b(F.relu(m.a(x)))
+    return h.view(h.size(0), 2, -1, 8, 8)[:, :, 1], m.c(h)
 
 
-class FoldedInParts(Folded):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.b(F.relu(self.a(x)))
-        return h.view(h.size(0), 2, -1, *h.shape[2:]).chunk(2, 2)[0].sum(1), self.c(h)
+def folded_in_parts(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each four channels the first two are an output. One of the others may go: three make parts of two and one."""
+    h = m.b(F.relu(m.a(x)))
+    return h.view(h.size(0), 2, -1, *h.shape[2:]).chunk(2, 2)[0].sum(1), m.c(h)
+
+
+@pytest.mark.parametrize(
+    ("forward", "widths"),
+    [(folded, {"a:out": (8, 1)}), (folded_in_parts, {"a:out": (8, 1), "b:out": (4, 2)})],
+)
+def test_outputs_are_the_same_channels(forward: Any, widths: Widths) -> None:
+    torch.manual_seed(0)
+    is_exact(Network(forward, a=conv(3, 8), b=conv(8, 8), c=conv(8, 4)), IMAGE, widths)
 
 
 class NormedStream(nn.Module):
@@ -331,36 +304,20 @@ def test_readers_select_behind_a_norm_over_channels(norm: Any, last: bool) -> No
     assert small.b.weight.shape[:2] == (6, 2)
 
 
-def test_outputs_are_the_same_channels() -> None:
-    torch.manual_seed(0)
-    is_exact(Folded(), IMAGE, {"a:out": (8, 1)})
-    # Of each four channels the first two are an output. One of the others may go: three make parts of two and one.
-    is_exact(FoldedInParts(), IMAGE, {"a:out": (8, 1), "b:out": (4, 2)})
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_stream_that_is_read_whole(batched: bool) -> None:
+    """By layers that are called by keyword, and without a batch dimension."""
 
-
-class ByKeyword(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = conv(3, 8), conv(8, 8), conv(8, 6), conv(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(input=x)
-        return self.d(input=F.relu(self.c(input=h + self.b(input=F.relu(h)))))
-
-
-def test_a_layer_called_by_keyword_reads_its_whole_stream() -> None:
-    torch.manual_seed(0)
-    is_exact(ByKeyword(), IMAGE, {"c:out": (6, 1)})
-
-
-def test_a_stream_without_a_batch_dimension_is_read_whole() -> None:
-    class Positional(ByKeyword):
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.a(x)
-            return self.d(F.relu(self.c(h + self.b(F.relu(h)))))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if batched:
+            h = m.a(input=x)
+            return m.d(input=F.relu(m.c(input=h + m.b(input=F.relu(h)))))
+        h = m.a(x)
+        return m.d(F.relu(m.c(h + m.b(F.relu(h)))))
 
     torch.manual_seed(0)
-    is_exact(Positional(), IMAGE[0], {"c:out": (6, 1)})
+    model = Network(forward, a=conv(3, 8), b=conv(8, 8), c=conv(8, 6), d=conv(6, 4))
+    is_exact(model, IMAGE if batched else IMAGE[0], {"c:out": (6, 1)})
 
 
 class Named(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,28 +16,13 @@ from prunus.graph.record import trace_calls
 from prunus.graph.trials import constants_varied, trials_for
 from tests import proof
 from tests.graph.checks import unchanged
-from tests.graph.odd_nets import WIDTH, Plain, centred
+from tests.graph.odd_nets import WIDTH, Network, Plain, centred
 
 PICTURE = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-class WithGradients(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return centred(h) if torch.is_grad_enabled() else h
-
-
-class WithRequiredGradients(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return h * h.shape[1] if h.requires_grad else h
-
-
 def centred_with_gradients(h: Tensor) -> Tensor:
     return centred(h) if torch.is_grad_enabled() else h
-
-
-class ByAFunction(Plain):
-    def between(self, h: Tensor) -> Tensor:
-        return centred_with_gradients(h)
 
 
 class Merging(nn.Conv2d):
@@ -56,17 +43,19 @@ class Merging(nn.Conv2d):
         return self
 
 
-class Adapted(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.b = Merging()
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "gradients": lambda: Plain(lambda m, h: centred(h) if torch.is_grad_enabled() else h),
+    "required gradients": lambda: Plain(lambda m, h: h * h.shape[1] if h.requires_grad else h),
+    "in a function": lambda: Plain(lambda m, h: centred_with_gradients(h)),
+    "merging": lambda: Plain(b=Merging()),
+}
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("kind", [WithGradients, WithRequiredGradients, ByAFunction, Adapted])
-def test_no_mode_is_wrong(kind: type[nn.Module], training: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_mode_is_wrong(kind: str, training: bool) -> None:
     torch.manual_seed(0)
-    model = kind().double().train(training)
+    model = KINDS[kind]().double().train(training)
     with unchanged(model):
         graph = pr.trace(model, PICTURE)
     plan = pr.Plan.of(graph, {name: list(range(unit.width // 3, unit.width)) for name, unit in graph.units.items()})
@@ -79,31 +68,32 @@ def test_no_mode_is_wrong(kind: type[nn.Module], training: bool) -> None:
 
 def test_the_reason_names_the_mode() -> None:
     torch.manual_seed(0)
-    graph = pr.trace(WithGradients().double().eval(), PICTURE)
+    graph = pr.trace(KINDS["gradients"]().double().eval(), PICTURE)
     assert graph.frozen["b"].startswith(
         "with fewer channels the network computes something else in training mode, with gradients: "
     )
 
 
-class MovingAverage(Plain):
+def moved(m: Any, h: Tensor) -> Tensor:
     """Training moves the weights of one layer of PyTorch towards those of another."""
+    if m.training:
+        m.slow.weight.data = m.slow.weight.data * 0.9 + m.b.weight.data * 0.1
+        with torch.no_grad():
+            m.slow.bias += 1
+    return m.slow(h)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.slow = nn.Conv2d(WIDTH, WIDTH, 3)
 
+class InClass(Plain):
     def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.slow.weight.data = self.slow.weight.data * 0.9 + self.b.weight.data * 0.1
-            with torch.no_grad():
-                self.slow.bias += 1  # type: ignore[operator]
-        return self.slow(h)
+        return moved(self, h)
 
 
+@pytest.mark.parametrize("build", [InClass, partial(Plain, moved), partial(Plain, partial(moved))])
 @pytest.mark.parametrize("training", [False, True])
-def test_weights_that_forward_writes_are_restored(training: bool) -> None:
+def test_weights_that_forward_writes_are_restored(build: Callable[..., nn.Module], training: bool) -> None:
+    """Whether a method writes them, a function among the attributes, or a partial."""
     torch.manual_seed(0)
-    model = MovingAverage().double().train(training)
+    model = build(slow=nn.Conv2d(WIDTH, WIDTH, 3)).double().train(training)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     graph = pr.trace(model, PICTURE)
     keep = {name: list(range(1, unit.width)) for name, unit in graph.units.items()}
@@ -112,47 +102,20 @@ def test_weights_that_forward_writes_are_restored(training: bool) -> None:
     assert torch.equal(small.c.bias, before["c.bias"]) and torch.equal(small.slow.bias, before["slow.bias"])
 
 
-class Wide(nn.Module):
-    """Needs images of 80 pixels a side, and in training of 200."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.aux = nn.Conv2d(3, 2, 80, stride=8), nn.Conv2d(2, 2, 16)
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        x = self.stem(x)
-        return (x, self.aux(x)) if self.training else x
-
-
 def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
-    def shapes(model: nn.Module, *size: int) -> list[list[tuple[int, ...]]]:
+    """A network that needs images of 80 pixels a side is tried on 128, a small one on 64 or less."""
+
+    def shapes(model: nn.Module, *size: int) -> list[tuple[int, ...]]:
         trials, output = trials_for(trace_calls(model.eval(), torch.zeros(size)), torch.zeros(size))
         assert output is not None
         assert [trial.mode for trial in trials] == ["eval", "training with gradients"]
-        return [[tuple(inputs.shape) for inputs in trial.inputs] for trial in trials]
+        return [tuple(trial.inputs[0].shape) for trial in trials]
 
-    in_eval, in_training = shapes(Wide(), 1, 3, 224, 224)
-    assert in_eval[0] == (1, 3, 128, 128)
-    assert in_training == [(2, 3, 64, 96), (2, 3, 128, 192), (2, 3, 128, 128), (2, 3, 224, 224), (1, 3, 224, 224)]
     small = nn.Sequential(nn.Conv2d(3, 2, 3))
-    assert shapes(small, 1, 3, 224, 224)[0][0] == (1, 3, 64, 64)
-    assert shapes(small, 4, 3, 80, 80)[0][0] == (1, 3, 40, 40)
-    assert [each[0] for each in shapes(small, 4, 3, 32, 32)] == [(1, 3, 16, 16), (2, 3, 16, 24)]
-    assert [each[0] for each in shapes(small, 4, 3, 24, 24)] == [(1, 3, 24, 24), (2, 3, 24, 36)]
-    assert shapes(nn.Sequential(nn.Conv2d(3, 2, 20)), 4, 3, 32, 32)[0][0] == (1, 3, 32, 32)
-
-
-class ByItsSize(nn.Module):
-    """Takes another path for images of other sizes."""
-
-    def __init__(self, other: Callable[[Tensor], bool]) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)
-        self.other = other
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x))
-        return self.c(torch.relu(self.b(centred(h) if self.other(x) else h)))
+    assert shapes(nn.Conv2d(3, 2, 80, stride=8), 1, 3, 224, 224)[0] == (1, 3, 128, 128)
+    assert shapes(small, 1, 3, 224, 224)[0] == (1, 3, 64, 64)
+    assert shapes(small, 4, 3, 32, 32) == [(1, 3, 16, 16), (2, 3, 16, 24)]
+    assert shapes(small, 4, 3, 24, 24) == [(1, 3, 24, 24), (2, 3, 24, 36)]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +132,13 @@ class ByItsSize(nn.Module):
 def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[Tensor], bool]) -> None:
     """A channel of `a` that is removed would be missing in the mean; those of `b` go."""
     torch.manual_seed(0)
-    model = ByItsSize(other).double().eval()
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.relu(m.a(x))
+        return m.c(torch.relu(m.b(centred(h) if other(x) else h)))
+
+    model = Network(forward, a=nn.Conv2d(3, 8, 3, padding=1), b=nn.Conv2d(8, 8, 1), c=nn.Conv2d(8, 2, 1))
+    model = model.double().eval()
     graph = pr.trace(model, PICTURE)
     assert list(graph.units) == ["b:out"] and "first at mean" in graph.frozen["a"]
     keep = {"b:out": [1, 2, 5]}
@@ -178,6 +147,33 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
         picture = torch.randn(shape, dtype=torch.float64)
         with proof.masked(model, graph, keep):
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12
+
+
+class Fitted(nn.Module):
+    """A layer that only images of odd sizes reach: halved and doubled, they have lost a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.halve = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 2, 2)
+        self.fit, self.leave = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.relu(self.enter(x))
+        back = nn.functional.interpolate(self.halve(wide), scale_factor=2)
+        if back.shape != wide.shape:
+            back = self.fit(nn.functional.interpolate(back, size=wide.shape[2:]))
+        return self.leave(torch.relu(wide + back))
+
+
+def test_a_layer_that_only_odd_sizes_reach_gets_its_channels() -> None:
+    torch.manual_seed(0)
+    graph = pr.trace(Fitted().eval(), torch.randn(2, 3, 16, 16))
+    plan = pr.Plan.of(graph, {name: range(6) for name in graph.units})
+    images = torch.randn(2, 3, 17, 16)
+    whole, small = graph.model, pr.prune(graph, plan)
+    with proof.masked(whole, graph, plan.keep):
+        want = proof.outputs(whole, images)
+    assert proof.relative_error(proof.outputs(small, images), want) < 1e-5
 
 
 def test_only_constants_vary_and_all_is_restored() -> None:

@@ -10,31 +10,11 @@ from torch import nn
 
 from tests.networks import Network
 
-NAMES = [
-    "mixnet_s",
-    "irevnet301",
-    "preresnet18",
-    "resneta10",
-    "diracnet18v2",
-    "peleenet",
-    "sqnxt23_w1",
-    "shufflenet_g3_wd4",
-    "menet108_8x1_g3",
-    "igcv3_wd4",
-    "bagnet9",
-    "bninception",
-    "darts",
-    "espnetv2_wd2",
-    "hardnet39ds",
-    "ror3_56_cifar10",
-    "resnet20_cifar10",
-    "rir_cifar10",
-    "shakeshakeresnet20_2x16d_cifar10",
-    "cbam_resnet18",
-    "bam_resnet18",
-    "drnc26",
-    "nin_cifar10",
-]
+NAMES = """
+    mixnet_s irevnet301 preresnet18 resneta10 diracnet18v2 peleenet sqnxt23_w1 shufflenet_g3_wd4 menet108_8x1_g3
+    igcv3_wd4 bagnet9 bninception darts espnetv2_wd2 hardnet39ds ror3_56_cifar10 resnet20_cifar10 rir_cifar10
+    shakeshakeresnet20_2x16d_cifar10 cbam_resnet18 bam_resnet18 drnc26 nin_cifar10
+"""
 
 
 def library() -> Any:
@@ -50,5 +30,5 @@ def make(name: str) -> nn.Module:
 
 
 def networks() -> dict[str, Network]:
-    sizes = {name: 32 if "cifar" in name else 64 for name in NAMES}
+    sizes = {name: 32 if "cifar" in name else 64 for name in NAMES.split()}
     return {name: Network(partial(make, name), ((3, size, size),)) for name, size in sizes.items()}

@@ -24,19 +24,12 @@ def measured(measure: str, unit: str, base: float, values: dict[str, float], cur
 @pytest.mark.parametrize(
     ("measure", "unit", "curves", "shown"),
     [
-        (
-            "accuracy",
-            "%",
-            False,
-            ["held-out accuracy (%)", "a:out (-4)", "b:in (-4)", "not chosen", "worth the same MACs"],
-        ),
-        ("loss", "", False, ["held-out loss", "unit (channels lost)"]),
-        ("R2", "", True, ["held-out R2", "channels removed from the unit (%)", "a:out"]),
+        ("accuracy", "%", False, "held-out accuracy (%);a:out (-4);b:in (-4);not chosen;worth the same MACs"),
+        ("loss", "", False, "held-out loss;unit (channels lost)"),
+        ("R2", "", True, "held-out R2;channels removed from the unit (%);a:out"),
     ],
 )
-def test_sensitivity_says_what_it_shows(
-    tmp_path: Path, measure: str, unit: str, curves: bool, shown: list[str]
-) -> None:
+def test_sensitivity_says_what_it_shows(tmp_path: Path, measure: str, unit: str, curves: bool, shown: str) -> None:
     draw_sensitivity(measured(measure, unit, 0.9, {"a:out": 0.8, "b:in": 0.5}, curves), ["a:out"], tmp_path / "s.svg")
     text = (tmp_path / "s.svg").read_text()
-    assert all(words in text for words in shown)
+    assert all(words in text for words in shown.split(";"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunus.repairing.least_squares import Start, choose, error, solve
+from prunus.repairing.least_squares import Fit, choose, error, solve
 from prunus.scoring import gram_sums as regression_sums
 from prunus.scoring.gram_sums import GramSums, KeptRows
 from tests.repairing.toys import naive
@@ -25,7 +25,7 @@ def test_sums_and_rows_solve_the_same_problem_as_lstsq(rows: int, constant: bool
         rest.add(torch.tensor(x[3:]), torch.tensor(y[3:]))
         whole = sums + rest  # type: ignore[operator]
         assert whole.rows == rows
-        for fit in solve(whole, Start(torch.tensor(start), torch.tensor(bias), constant), [1e-2, 1.0]):
+        for fit in solve(whole, Fit(torch.tensor(start), torch.tensor(bias), constant), [1e-2, 1.0]):
             for group in range(2):
                 target = y[:, group] if constant else y[:, group] - bias[group]
                 want = naive(x[:, group], target, start[group], fit.ridge, constant)
@@ -33,7 +33,7 @@ def test_sums_and_rows_solve_the_same_problem_as_lstsq(rows: int, constant: bool
                 np.testing.assert_allclose(fit.constant[group], want[:, 9] if constant else bias[group], rtol=1e-7)
                 off = y[:, group] - x[:, group] @ want[:, :9].T - fit.constant[group].numpy()
                 np.testing.assert_allclose(error(whole, fit)[group], (off**2).mean(0), rtol=1e-6)
-        np.testing.assert_allclose(whole.variance(), y.var(0), rtol=1e-9)
+        np.testing.assert_allclose(whole.output_moments()[1], y.var(0), rtol=1e-9)
 
 
 def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
@@ -48,10 +48,10 @@ def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
         fitted, held_out, everything = GramSums(), GramSums(), GramSums()
         for sums, part in ((fitted, slice(0, 20)), (held_out, slice(20, 40)), (everything, slice(0, 40))):
             sums.add(torch.tensor(x[part]), torch.tensor(y[part]))
-        fit = choose(fitted, held_out, Start(torch.tensor(start), torch.zeros(1, 3), True), [1e-4, 1e-2, 10.0])
+        fit = choose(fitted, held_out, Fit(torch.tensor(start), torch.zeros(1, 3), True), [1e-4, 1e-2, 10.0])
         assert fit is not None
         assert fit.ridge == want
-        again = solve(everything, Start(torch.tensor(start), torch.zeros(1, 3), True), [want])[0]
+        again = solve(everything, Fit(torch.tensor(start), torch.zeros(1, 3), True), [want])[0]
         assert torch.allclose(fit.weight, again.weight)  # the last word has all rows
 
 

@@ -45,16 +45,20 @@ REFUSALS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def graph() -> pr.ChannelGraph:
+    return traced(seeded(READERS["plain"]))
+
+
 @pytest.mark.parametrize("number", range(len(REFUSALS)))
-def test_repair(number: int) -> None:
+def test_repair(graph: pr.ChannelGraph, number: int) -> None:
     images, options, error, complaint = REFUSALS[number]
-    graph = traced(seeded(READERS["plain"]))
     with pytest.raises(error, match=complaint):
         pr.repair(graph, half_of(graph, "0:out"), images, **options)
 
 
-def test_plans_of_other_networks() -> None:
-    graph, other = traced(seeded(READERS["plain"])), traced(seeded(READERS["linear"]))
+def test_plans_of_other_networks(graph: pr.ChannelGraph) -> None:
+    other = traced(seeded(READERS["linear"]))
     with pytest.raises(PlanError, match="another network"):
         pr.repair(graph, half_of(other, "0:out"), SOME)
 
@@ -68,6 +72,8 @@ def test_plans_of_other_networks() -> None:
         (pictures(4, side=9), {}, DataError, r"traced with images of \[3, 8, 8\]"),
     ],
 )
-def test_repair_each(images: Tensor, options: dict[str, Any], error: type[Exception], complaint: str) -> None:
+def test_repair_each(
+    graph: pr.ChannelGraph, images: Tensor, options: dict[str, Any], error: type[Exception], complaint: str
+) -> None:
     with pytest.raises(error, match=complaint):
-        pr.repair_each(traced(seeded(READERS["plain"])), images, **options)
+        pr.repair_each(graph, images, **options)

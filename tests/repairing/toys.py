@@ -27,6 +27,13 @@ def naive(x: np.ndarray, y: np.ndarray, start: np.ndarray, ridge: float, constan
     return np.linalg.lstsq(left, np.concatenate([y, below]), rcond=None)[0].T
 
 
+def refitted(x: Tensor, target: Tensor, weight: Tensor, ridge: float, padding: int = 0) -> np.ndarray:
+    """Weights [o, n] of a convolution from x to target (and last the constants), fitted to all positions."""
+    columns = F.unfold(x, weight.shape[2], padding=padding).transpose(1, 2).flatten(0, 1)
+    rows = target.movedim(1, -1).flatten(0, 2)
+    return naive(columns.numpy(), rows.numpy(), weight.flatten(1).numpy(), ridge, True)
+
+
 def pictures(count: int = 40, side: int = 8, seed: int = 0) -> Tensor:
     return noise(count, side, seed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,13 @@ def make_run(folder: Path | RunFolder, **changes: Any) -> Any:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def change_json(path: Path, change: Callable[[Any], object]) -> None:
+    """Write a JSON file again after a function has changed its content."""
+    content = read(path)
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def charts(page: str, kind: str) -> list[str]:

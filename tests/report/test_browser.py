@@ -26,6 +26,8 @@ FLAGS = (
     "--disable-component-update --disable-sync --disable-extensions --disable-dev-shm-usage "
     "--enable-logging=stderr --virtual-time-budget=2000"
 )
+WIDE = ("--window-size=1000,900",)
+NARROW = ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")  # and dark
 LOOK = """
 const seen = {};
 const table = [...document.querySelectorAll("table.sorts")].at(-1);  // of a run: the layers
@@ -74,13 +76,8 @@ def looked_at(page: str, folder: Path, *flags: str) -> tuple[dict[str, Any], lis
     return json.loads(html.unescape(found[1])), said
 
 
-@pytest.fixture(scope="module")
-def page(compressed: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_report(compressed.folder, tmp_path_factory.mktemp("page") / "page.html").read_text(encoding="utf-8")
-
-
 def test_the_page_in_a_browser(page: str, compressed: Any, tmp_path: Path) -> None:
-    seen, said = looked_at(page, tmp_path, "--window-size=1000,900")
+    seen, said = looked_at(page, tmp_path, *WIDE)
     assert said == []
     summary = read(compressed.folder / "summary.json")
     layers = summary["layers"]
@@ -106,7 +103,7 @@ def test_the_page_in_a_browser(page: str, compressed: Any, tmp_path: Path) -> No
 
 
 def test_dark_where_the_reader_likes_it_dark_and_narrow_without_scrolling(page: str, tmp_path: Path) -> None:
-    seen, said = looked_at(page, tmp_path, "--window-size=500,900", "--blink-settings=preferredColorScheme=0")
+    seen, said = looked_at(page, tmp_path, *NARROW)
     assert said == []
     assert seen["paper"] == "rgb(21, 23, 26)"
     assert set(seen["inks"]) == {"rgb(236, 236, 236)"}  # the charts are dark too
@@ -114,30 +111,30 @@ def test_dark_where_the_reader_likes_it_dark_and_narrow_without_scrolling(page: 
     assert scrolled <= shown <= 500
 
 
-def test_the_page_of_a_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [WIDE, NARROW])
+def test_the_page_of_a_study(tmp_path: Path, flags: tuple[str, ...]) -> None:
     study = write_report(make_study(tmp_path / "study")).read_text(encoding="utf-8")
-    for flags in (("--window-size=1000,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")):
-        seen, said = looked_at(study, tmp_path, *flags)
-        assert said == []
-        assert seen["first"] == ["gsd", "l1", "<b>&"]
-        assert seen["most"] == ["gsd", "l1", "<b>&"] and seen["least"] == ["<b>&", "l1", "gsd"]  # by accuracy
-        assert seen["again"] == ["<b>&", "gsd", "l1"]
-        assert seen["drawings"] == [pytest.approx([336, 230], abs=1)]  # 3.5 x 2.4 inches
-        assert seen["lettering"] == ["none"]  # the charts' outlined letters are not for drawings
-        assert seen["across"][0] <= seen["across"][1]
+    seen, said = looked_at(study, tmp_path, *flags)
+    assert said == []
+    assert seen["first"] == ["gsd", "l1", "<b>&"]
+    assert seen["most"] == ["gsd", "l1", "<b>&"] and seen["least"] == ["<b>&", "l1", "gsd"]  # by accuracy
+    assert seen["again"] == ["<b>&", "gsd", "l1"]
+    assert seen["drawings"] == [pytest.approx([336, 230], abs=1)]  # 3.5 x 2.4 inches
+    assert seen["lettering"] == ["none"]  # the charts' outlined letters are not for drawings
+    assert seen["across"][0] <= seen["across"][1]
 
 
-def test_the_page_of_a_comparison(compressed: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [WIDE, NARROW])
+def test_the_page_of_a_comparison(compressed: Any, tmp_path: Path, flags: tuple[str, ...]) -> None:
     compared = compare([compressed.folder]).write(tmp_path / "compared").read_text(encoding="utf-8")
-    for flags in (("--window-size=1000,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")):
-        seen, said = looked_at(compared, tmp_path, *flags)
-        assert said == []
-        values = read(compressed.folder / "classes.json")["after"]["values"]
-        shown = [values[int(name.removeprefix("class "))] for name in seen["least"]]
-        assert shown == sorted(values)
-        count = 3 + len(compressed.summary["speeds"])  # MACs, weights, bytes, and speed-ups
-        assert len(seen["charts"]) == count and all(width > 250 and height > 200 for width, height in seen["charts"])
-        assert seen["across"][0] <= seen["across"][1]
+    seen, said = looked_at(compared, tmp_path, *flags)
+    assert said == []
+    values = read(compressed.folder / "classes.json")["after"]["values"]
+    shown = [values[int(name.removeprefix("class "))] for name in seen["least"]]
+    assert shown == sorted(values)
+    count = 3 + len(compressed.summary["speeds"])  # MACs, weights, bytes, and speed-ups
+    assert len(seen["charts"]) == count and all(width > 250 and height > 200 for width, height in seen["charts"])
+    assert seen["across"][0] <= seen["across"][1]
 
 
 def test_a_complaint_would_be_heard(page: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Charts of rounds, epochs and scores against the run's own files; drawings that go into a page."""
+"""Charts of rounds, epochs and scores against the run's own files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prunus.report.charts import bin_edges, inline, round_charts, score_histogram
+from prunus.report.charts import bin_edges, round_charts, score_histogram
 from prunus.report.read import FinishedRun, read_run
 from tests.report.runs import read, titles
 
@@ -23,6 +23,14 @@ def run(compressed: Any) -> FinishedRun:
 @pytest.fixture(scope="module")
 def summary(compressed: Any) -> Any:
     return read(compressed.folder / "summary.json")
+
+
+def test_channels_keep_their_original_numbers(run: FinishedRun, compressed: Any) -> None:
+    first, second = run.rounds
+    for unit, kept in read(compressed.folder / "round-01" / "plan.json")["units"].items():
+        assert first.numbers[unit] == tuple(range(kept["width"])) and second.numbers[unit] == tuple(kept["keep"])
+        assert len(second.scores.values[unit]) == len(kept["keep"])
+    assert run.undone == 0
 
 
 def drawn(run: FinishedRun) -> dict[str, str]:
@@ -118,11 +126,3 @@ def test_bins_end_at_the_cut() -> None:
     assert np.isclose(edges, 9.5).any() and edges[0] <= 0 and edges[-1] >= 24
     assert np.diff(edges) == pytest.approx(np.ones(len(edges) - 1))
     assert bin_edges(2.0, 2.0, None).tolist() == [1.5, 2.5]
-
-
-def test_a_drawing_in_a_page_has_no_ids_that_nothing_refers_to() -> None:
-    start = '<?xml version="1.0"?><svg xmlns="http://x"><metadata>a</metadata>'
-    svg = f'{start}<g id="a"><use href="#b"/></g><g id="b"/></svg>'
-    assert inline(svg, 'a "line"') == (
-        '<svg role="img" aria-label="a &#34;line&#34;"><g><use href="#b"/></g><g id="b"/></svg>'
-    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,29 +18,8 @@ from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, w
 from prunus.tasks.paired import ImageValues
 from tests.report.runs import Page, batches, charts, read
 
-Change = Callable[[dict[str, Any]], object]
 
-
-def nothing(_: dict[str, Any]) -> None:
-    pass
-
-
-@pytest.fixture
-def another(compressed: Any, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the run whose files are changed."""
-
-    def make(name: str, summary: Change = nothing, config: Change = nothing) -> Path:
-        folder = Path(shutil.copytree(compressed.folder, tmp_path / name))
-        for file, change in (("summary.json", summary), ("config.json", config)):
-            words = read(folder / file)
-            change(words)
-            (folder / file).write_text(json.dumps(words), encoding="utf-8")
-        return folder
-
-    return make
-
-
-def costing(macs: float, top1: float) -> Change:
+def costing(macs: float, top1: float) -> Callable[[Any], None]:
     """A run that ends with this share of the MACs and this test accuracy."""
 
     def change(summary: dict[str, Any]) -> None:
@@ -52,33 +29,31 @@ def costing(macs: float, top1: float) -> Change:
     return change
 
 
-def test_classes_are_those_that_scikit_learn_counts(compressed: Any) -> None:
+def test_classes_and_single_images_are_those_that_scikit_learn_counts(compressed: Any) -> None:
     found = read(compressed.folder / "classes.json")
     images, labels = (torch.cat(parts) for parts in zip(*batches(3, seed=2), strict=True))
     with torch.no_grad():
-        matrix = confusion_matrix(labels.numpy(), compressed.model.eval()(images).argmax(1).numpy(), labels=[0, 1, 2])
+        answers = compressed.model.eval()(images).argmax(1)
+    matrix = confusion_matrix(labels.numpy(), answers.numpy(), labels=[0, 1, 2])
     assert found["part"] == "test" and found["quality"] == "accuracy" and found["sizes"] == [15, 15, 15]
     assert found["after"]["values"] == pytest.approx([matrix[i, i] / 15 for i in range(3)])
     assert {(a, b): n for a, b, n in found["after"]["confused"]} == {
         (a, b): matrix[a, b] for a in range(3) for b in range(3) if a != b and matrix[a, b]
     }
+    kept = read_predictions(compressed.folder / PREDICTIONS)
+    assert kept is not None and kept.part == "test"
+    assert kept.of["after"].values.bool().tolist() == (answers == labels).tolist()
     mean = read(compressed.folder / "summary.json")["after"]["test"]["quality"]
-    assert sum(found["after"]["values"]) / 3 == pytest.approx(mean)
+    assert mean == pytest.approx(sum(found["after"]["values"]) / 3) == float((answers == labels).double().mean())
 
 
 def test_the_front_by_hand(another: Callable[..., Path]) -> None:
-    runs = [
-        another("small", costing(0.3, 0.7)),
-        another("good", costing(0.5, 0.85)),
-        another("beaten", costing(0.6, 0.8)),
-        another("equal", costing(0.5, 0.85)),
-        another("no-better-than-the-original", costing(1.0, 0.88)),
-    ]
-    compared = compare(runs)
-    quality = next(run.summary.quality for _, run in finished(compared.entrants))
-    assert compared.front("MACs per image", quality) == {"A", "B", "D"}
-    front = {run["letter"]: "MACs per image" in run["front"] for run in compared.to_dict()["runs"]}
-    assert front == {"A": True, "B": True, "C": False, "D": True, "E": False}
+    figures = [(0.3, 0.7), (0.5, 0.85), (0.6, 0.8), (0.5, 0.85), (1.0, 0.88)]  # share of the MACs, accuracy
+    compared = compare([another(f"run-{n}", summary=costing(*each)) for n, each in enumerate(figures)])
+    quality = finished(compared.entrants)[0].run.summary.quality
+    assert compared.front("MACs per image", quality) == {"A", "B", "D"}  # the original beats the last one
+    front = [run["letter"] for run in compared.to_dict()["runs"] if "MACs per image" in run["front"]]
+    assert front == ["A", "B", "D"]
     side = Side(0.9, {"x": 1})
     assert side.beats(Side(0.9, {"x": 2}), "x") and side.beats(Side(0.8, {"x": 1}), "x")
     assert not side.beats(Side(0.9, {"x": 1}), "x") and not side.beats(Side(0.8, {"y": 1}), "x")
@@ -86,7 +61,11 @@ def test_the_front_by_hand(another: Callable[..., Path]) -> None:
 
 def test_page_and_data(another: Callable[..., Path], tmp_path: Path) -> None:
     first = another("first")
-    second = another("second <b>", costing(0.5, 0.6), lambda words: words["settings"].update(metric="l1", target=0.5))
+    second = another(
+        "second <b>",
+        summary=costing(0.5, 0.6),
+        config=lambda config: config["settings"].update(metric="l1", target=0.5),
+    )
     compared = pr.compare([first, second], out=tmp_path / "both")
     assert "2 runs" in repr(compared) and "second" in repr(compared)
     page, data = (tmp_path / "both" / PAGE).read_text(encoding="utf-8"), read(tmp_path / "both" / DATA)
@@ -108,36 +87,31 @@ def test_page_and_data(another: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_what_makes_a_comparison_unfair_is_said(another: Callable[..., Path]) -> None:
     first = another("first")
-    assert "different networks" in compare([first, another("b", config=lambda c: c.update(original="x"))]).notes[0]
-    assert "different weights" in compare([first, another("c", config=lambda c: c.update(weights="x"))]).notes[0]
-    other = another("d", config=lambda c: c["command"].update(data="folder:other"))
-    assert "different data" in compare([first, other]).notes[0]
-    images = another("e", config=lambda c: c["data"]["test"].update(images=7))
-    assert "not evaluated on the same images" in compare([first, images]).notes[0]
-
-    def in_people(summary: dict[str, Any]) -> None:
-        summary["quality"] = {"name": "minus count error", "unit": "people"}
-
-    compared = compare([first, another("f", in_people)])
-    assert "different qualities" in compared.notes[0]
-    text = Page(render(compared)).text
-    assert "Runs, by minus count error" in text and "Minus count error against cost" in text and "people" in text
+    for name, change, note in (
+        ("b", lambda config: config.update(original="x"), "different networks"),
+        ("c", lambda config: config.update(weights="x"), "different weights"),
+        ("d", lambda config: config["command"].update(data="folder:other"), "different data"),
+        ("e", lambda config: config["data"]["test"].update(images=7), "not evaluated on the same images"),
+    ):
+        assert note in compare([first, another(name, config=change)]).notes[0]
 
 
-def test_runs_without_a_result_or_without_classes_are_shown_as_such(
-    another: Callable[..., Path], tmp_path: Path
-) -> None:
-    done, halfway, old = another("done"), another("halfway"), another("old")
+def test_runs_that_cannot_be_compared_are_shown_as_such(another: Callable[..., Path], tmp_path: Path) -> None:
+    """Unfinished, without classes, and judged by another quality."""
+    people = {"name": "minus count error", "unit": "people"}
+    done, halfway = another("done"), another("halfway")
+    other = another("other", summary=lambda summary: summary.update(quality=people))
     (halfway / "summary.json").unlink()
-    (old / "classes.json").unlink()
-    page = compare([done, halfway, old]).write(tmp_path / "page").read_text(encoding="utf-8")
-    text = Page(page).text
+    (other / "classes.json").unlink()
+    compared = compare([done, halfway, other])
+    assert "different qualities" in compared.notes[0]
+    text = Page(compared.write(tmp_path / "page").read_text(encoding="utf-8")).text
     rounds = len(read(done / "summary.json")["rounds"])
     assert "Not finished" in text and f"B halfway {rounds} rounds done" in text
     assert "Without figures of classes: C" in text
+    assert "Runs, by minus count error" in text and "Minus count error against cost" in text and "people" in text
     assert read(tmp_path / "page" / DATA)["runs"][1]["finished"] is False
-    alone = compare([halfway]).write(tmp_path / "alone").read_text(encoding="utf-8")
-    assert "Not finished" in Page(alone).text
+    assert "Not finished" in Page(render(compare([halfway]))).text
 
 
 def test_published_rows_join_where_network_and_data_are_those_of_the_paper(another: Callable[..., Path]) -> None:
@@ -159,15 +133,6 @@ def answers_of(run: Path, part: str, right: list[int], labels: str = "x") -> Non
     write_predictions(run / PREDICTIONS, Predictions({"before": before, "after": after}, part, "accuracy"))
 
 
-def test_a_run_keeps_which_images_are_right(compressed: Any) -> None:
-    images, labels = (torch.cat(parts) for parts in zip(*batches(3, seed=2), strict=True))
-    with torch.no_grad():
-        right = compressed.model.eval()(images).argmax(1) == labels
-    found = read_predictions(compressed.folder / PREDICTIONS)
-    assert found is not None and found.part == "test" and found.of["after"].values.bool().tolist() == right.tolist()
-    assert read(compressed.folder / "summary.json")["after"]["test"]["quality"] == pytest.approx(right.double().mean())
-
-
 def test_paired_tests_by_scipy(another: Callable[..., Path], tmp_path: Path) -> None:
     """A recognises images 0 to 17, B 6 to 19 and 0: 5 only A, 2 only B. The originals recognise all 20."""
     first, second = another("first"), another("second")
@@ -186,34 +151,35 @@ def test_paired_tests_by_scipy(another: Callable[..., Path], tmp_path: Path) -> 
 
 
 def test_pairs_on_other_images_are_refused(another: Callable[..., Path]) -> None:
-    def reason(second: Path) -> str:
+    def reason(name: str, part: str = "test", labels: str = "x", config: Callable[[Any], None] = lambda _: None) -> str:
+        second = another(name, config=config)
+        answers_of(second, part, [1], labels)
+        if name == "none":
+            (second / PREDICTIONS).unlink()
         return next(pair.reason for pair in compare([first, second]).pairs if (pair.first, pair.second) == ("A", "B"))
+
+    def other_pixels(config: Any) -> None:
+        test = config["data"]["test"]
+        test["pixels"] = [[mean + 1, spread] for mean, spread in test["pixels"]]
 
     first = another("first")
     answers_of(first, "test", [1, 2])
-    other_labels, other_part, none, other_pixels = (another(name) for name in ("labels", "part", "none", "pixels"))
-    answers_of(other_labels, "test", [1], labels="y")
-    assert "labels of these differ" in reason(other_labels)
-    answers_of(other_part, "holdout", [1])
-    assert reason(other_part) == "one has test images and the other only held-out images"
-    (none / PREDICTIONS).unlink()
-    assert "not known" in reason(none)
-    answers_of(other_pixels, "test", [1])
-    config = read(other_pixels / "config.json")
-    config["data"]["test"]["pixels"] = [[mean + 1, spread] for mean, spread in config["data"]["test"]["pixels"]]
-    (other_pixels / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert reason(other_pixels) == "they were measured on different images"
+    assert "labels of these differ" in reason("labels", labels="y")
+    assert reason("part", part="holdout") == "one has test images and the other only held-out images"
+    assert "not known" in reason("none")
+    assert reason("pixels", config=other_pixels) == "they were measured on different images"
 
 
 def test_runs_that_differ_in_the_seed_have_a_mean_and_a_standard_error(another: Callable[..., Path]) -> None:
     values = [0.6, 0.7, 0.75]
     runs = [
-        another(f"seed-{n}", costing(0.5, value), lambda words, n=n: words["settings"].update(seed=n))
+        another(f"seed-{n}", summary=costing(0.5, value), config=lambda config, n=n: config["settings"].update(seed=n))
         for n, value in enumerate(values)
     ]
-    runs.append(another("other", costing(0.5, 0.9), lambda words: words["settings"].update(metric="l1", seed=7)))
-    (group,) = compare(runs).over_seeds
+    runs.append(another("other", config=lambda config: config["settings"].update(metric="l1", seed=7)))
+    compared = compare(runs)
+    (group,) = compared.over_seeds
     assert group.letters == ("A", "B", "C") and group.quality == pytest.approx(sum(values) / 3)
     assert group.standard_error == pytest.approx(sem(values)) == pytest.approx(group.change_error)
     assert group.change == pytest.approx(sum(values) / 3 - 0.9)  # the original has 0.9
-    assert "68.33% ±4.41" in Page(render(compare(runs))).text
+    assert "68.33% ±4.41" in Page(render(compared)).text

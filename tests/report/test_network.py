@@ -73,25 +73,11 @@ def test_the_shape_of_a_network_is_that_of_its_code() -> None:
         ("layer", "linear"),
         ("output", "output"),
     ]
-    assert [[*each.sources] for each in found] == [
-        [],
-        [0],
-        [1],
-        [2],
-        [3, 1],
-        [4],
-        [5],
-        [6, 4],
-        [7],
-        [8],
-        [9, 7],
-        [10],
-        [11],
-    ]
+    sources = [[], [0], [1], [2], [3, 1], [4], [5], [6, 4], [7], [8], [9, 7], [10], [11]]
+    assert [[*each.sources] for each in found] == sources
 
 
-def test_the_drawing_has_every_layer_to_scale(compressed: Any) -> None:
-    page = render(read_run(compressed.folder))
+def test_the_drawing_has_every_layer_to_scale(page: str, compressed: Any) -> None:
     drawing = page[page.index('<div class="network"') : page.index("<h2>Channels before and after</h2>")]
     layers = read(compressed.folder / "summary.json")["layers"]
     widest = max(layer["outputs"][0] for layer in layers.values())

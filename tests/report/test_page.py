@@ -1,57 +1,44 @@
-"""What all pages share: settings from their declarations, bars to scale, tables of classes, files to save."""
+"""What all pages share: values of settings, bars to scale, tables of classes, files to save."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
-from prunus.report.page import Bar, as_json, class_table, confusions, drawn_bars, left_out, render_page
-from prunus.report.run_page import all_settings, chosen_settings
+import pytest
+
+from prunus.report.page import (
+    Bar,
+    as_json,
+    class_table,
+    confusions,
+    drawn_bars,
+    left_out,
+    render_page,
+    setting_text,
+)
 from prunus.run.classes import ClassSide, ClassTable
-from prunus.scoring.metrics import METRICS
 from prunus.studies.folder import as_csv
-from prunus.util.options import option
 from tests.report.runs import Page
 
 NASTY = '<script>alert("x")</script>&\'<b>'
 
 
-def own(model: Any) -> None:
-    """A user-provided function."""
-
-
-@dataclass(frozen=True)
-class Kitchen:
-    seed: int = option(0, "Seed", group="Output")
-    target: float | None = option(None, "A goal, which has a sentence of its own", group="Goal")
-    metric: str = option("l1", "Metric", group="Channels", choices=METRICS, with_options=True)
-    only: tuple[str, ...] = option((), "Patterns", group="Layers")
-    lr: float | None = option(None, "Learning <rate>", group="Retraining")
-    distill: bool = option(False, "Teacher", group="Retraining")
-    fit: Any = option(None, "Own retraining", group="Retraining", hidden=True)
-    options: dict[str, float] = option({}, "More", group="Spices")
-
-
-def test_settings_that_were_chosen_or_changed_and_the_table_of_all() -> None:
-    metric = f"metric l1: {METRICS.help('l1')}"
-    assert chosen_settings(Kitchen()) == {"Channels": [metric]}
-    changed = Kitchen(3, 0.5, "l1", ("a", "b", "c", "d", "e", "f"), 0.020, True, own, {"ridge": 0.5})
-    assert list(chosen_settings(changed).items()) == [
-        ("Channels", [metric]),
-        ("Layers", ["only a, b, c, d and 2 more"]),
-        ("Retraining", ["lr 0.02, distill yes, fit own"]),
-        ("Output", ["seed 3"]),
-        ("Spices", ["options ridge 0.5"]),
-    ]
-    with_options = chosen_settings(Kitchen(metric="gsd:ridge=0"))
-    assert with_options == {"Channels": [f"metric gsd:ridge=0: {METRICS.help('gsd')}"]}
-    rows = all_settings(Kitchen(lr=0.1))
-    assert [row[1] for row in rows] == ["target", "metric", "only", "lr", "distill", "fit", "seed", "options"]
-    assert rows[3] == ("Retraining", "lr", "0.1", "changed", "Learning <rate>")
-    assert rows[0] == ("Goal", "target", "–", "", "A goal, which has a sentence of its own")
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((), "–"),
+        (True, "yes"),
+        (("a", "b", "c", "d", "e", "f"), "a, b, c, d and 2 more"),
+        (0.020, "0.02"),
+        (math.sqrt, "sqrt"),
+        ({"ridge": 0.5}, "ridge 0.5"),
+    ],
+)
+def test_values_of_settings(value: Any, text: str) -> None:
+    assert setting_text(value) == text
 
 
 def test_bars_share_a_scale_with_zero() -> None:
@@ -76,7 +63,7 @@ def classes(before: Any, after: Any, complete: bool = True) -> ClassTable:
 
 
 def test_classes_the_worst_first_without_those_that_do_not_occur() -> None:
-    table = class_table(classes((), ()))
+    table = class_table([("", classes((), ()))])
     texts = [[cell.text for cell in row] for row in table.rows]
     assert texts == [
         ["<dog>", "1,000", "80.0%", "50.0%", "−30.00 points"],

@@ -25,19 +25,12 @@ from prunus.errors import FileError
 from prunus.plots.run_pictures import load_pictures
 from prunus.repairing.repair import REPAIRS
 from prunus.report.read import read_run
-from prunus.report.run_page import render, run_files, what_was_asked, write_report
+from prunus.report.run_page import metric_text, render, run_files, what_was_asked, write_report
 from prunus.run.final_timing import EngineSpeed
 from prunus.run.summary import SpeedFigures
 from prunus.scoring.metrics import METRICS
-from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, bar_charts, charts, make_run, read, titles
+from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, bar_charts, change_json, charts, make_run, read, titles
 from tests.report.test_page import NASTY
-
-
-@pytest.fixture(scope="module")
-def page(compressed: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = tmp_path_factory.mktemp("page") / "page.html"
-    assert write_report(compressed.folder, out) == out
-    return out.read_text(encoding="utf-8")
 
 
 def test_complete_in_itself(page: str) -> None:
@@ -104,11 +97,10 @@ def test_sensitivity_of_each_unit_with_the_chosen_ones_marked(page: str, compres
             assert lost and float(lost[1]) == pytest.approx(expected, rel=0.05, abs=0.05)
 
 
-def test_a_ratio_tries_units_and_a_repair_has_two_bars_for_each_layer(tmp_path: Path, page: str) -> None:
+def test_a_run_of_the_library_with_a_repair_and_without_test_images(tmp_path: Path, page: str) -> None:
     assert "Error of each layer" not in page  # it was not repaired
-    make_run(tmp_path, split="ratio", repair="solve", epochs=0, rounds=1, num_repair_images=32)
-    first = tmp_path / "round-01"
-    measured, outcome = read(first / "sensitivity.json"), read(first / "round.json")
+    make_run(tmp_path, split="ratio", repair="solve", epochs=0, rounds=1, num_repair_images=32, test=None)
+    measured, outcome = (read(tmp_path / "round-01" / f"{name}.json") for name in ("sensitivity", "round"))
     repaired = write_report(tmp_path).read_text(encoding="utf-8")
     (rows,) = bar_charts(repaired, "sensitivity")
     assert {name: [row["channels"] for row in curve] for name, curve in measured["curves"].items()} == {
@@ -122,49 +114,42 @@ def test_a_ratio_tries_units_and_a_repair_has_two_bars_for_each_layer(tmp_path: 
         name: pytest.approx([max(64 * value / longest, 0.3) for value in pair], abs=0.02)
         for name, pair in outcome["layer_errors"].items()
     }
+    text = Page(repaired).text
+    assert "original = CifarResNet(...)" in text and ", original).eval()" in text
+    assert "prunus.compress(model, train, holdout, target=0.4, " in text and ", split='ratio', " in text
+    assert "These images were also used for decisions." in text and "Test accuracy" not in text
+    assert len(charts(repaired, "rounds")) == 1
 
 
-def test_speed_in_each_engine_is_drawn_relative_to_the_original(compressed: Any) -> None:
+def test_speeds_and_times_of_layers_are_drawn_relative_to_the_original(compressed: Any) -> None:
     run = read_run(compressed.folder)
     speeds = (
         EngineSpeed("onnxruntime", 1, 1, 0.006, 0.003, 2.0, 1.6, 2.5, "processor"),
         EngineSpeed("eager", 1, 1, 0.004, 0.008, 0.5, 0.4, 0.8, "processor"),
         EngineSpeed("eager", 8, 1, 0.03, 0.03, 1.0, 0.8, 1.25, "processor"),
     )
-    page = render(replace(run, summary=replace(run.summary, speeds=speeds)))
+    layers = {"conv1": (0.002, 0.001), "(the rest)": (0.004, 0.004)}
+    time = SpeedFigures("eager", 1, 2, "a machine", 1.2, 1.2, True, layers)
+    page = render(replace(run, summary=replace(run.summary, speeds=speeds, time=time), undone=1))
     (rows,) = bar_charts(page, "speeds")
-    said = ["2.00× (1.60 to 2.50)", "0.50× (0.40 to 0.80), slower", "not measurable (0.80 to 1.25)"]
     assert [(row.name, row.text, row.strong) for row in rows] == [
-        ("onnxruntime at batch 1", said[0], True),
-        ("eager at batch 1", said[1], False),
-        ("eager at batch 8", said[2], False),
+        ("onnxruntime at batch 1", "2.00× (1.60 to 2.50)", True),
+        ("eager at batch 1", "0.50× (0.40 to 0.80), slower", False),
+        ("eager at batch 8", "not measurable (0.80 to 1.25)", False),
     ]
     # The longest bar is 1 / 0.5 = 2 times the original's time; its interval, up to 1 / 0.4, is cut off at 1.2 times
     # that, which takes 64%.
     shares = [[64 / 2.4 * x for x in (1, after)] for after in (1 / 2, 1 / 0.5, 1)]
     assert [[bar[1] for bar in row.bars[:2]] for row in rows] == [pytest.approx(share, abs=0.01) for share in shares]
     left, width, kind = rows[0].bars[2]
-    assert (left, left + width, kind) == (
-        pytest.approx(64 / 2.4 / 2.5, abs=0.01),
-        pytest.approx(64 / 2.4 / 1.6, abs=0.02),
-        "spread",
-    )
-    text = Page(page).text
-    assert "Time in onnxruntime at batch 1 3 ms before: 6 ms 2.00× (1.60 to 2.50)" in text
-    assert text.count("processor time on one thread") == 1
-    assert "Speed" not in Page(render(replace(run, summary=replace(run.summary, speeds=())))).text
-
-
-def test_layers_are_timed_for_a_latency_target(compressed: Any) -> None:
-    run = read_run(compressed.folder)
-    times = {"conv1": (0.002, 0.001), "(the rest)": (0.004, 0.004)}
-    time = SpeedFigures("eager", 1, 2, "a machine", 1.2, 1.2, True, times)
-    page = render(replace(run, summary=replace(run.summary, time=time)))
+    assert kind == "spread" and [left, left + width] == pytest.approx([64 / 2.4 / 2.5, 64 / 2.4 / 1.6], abs=0.02)
     (rows,) = bar_charts(page, "times")
     assert [(row.name, row.text) for row in rows] == [("conv1", "1 ms, was 2 ms"), ("(the rest)", "4 ms")]
     assert [[bar[1] for bar in row.bars] for row in rows] == [[32, 16], [64, 64]]
     text = Page(page).text
-    assert "for a batch of 1, on 2 threads" in text
+    assert "Time in onnxruntime at batch 1 3 ms before: 6 ms 2.00× (1.60 to 2.50)" in text
+    assert text.count("processor time on one thread") == 1 and "for a batch of 1, on 2 threads" in text
+    assert "Another round lost more accuracy than allowed" in text
     assert "engine" not in str(what_was_asked(run))  # a goal in MACs says nothing about engines
 
 
@@ -224,18 +209,6 @@ def test_the_three_lines_load_the_network(page: str, compressed: Any) -> None:
         assert torch.equal(answer, compressed.model.eval()(images)) and answer.shape == (2, CLASSES)
 
 
-def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Path) -> None:
-    make_run(tmp_path / "one", target=None, rounds=None, ratio=0.3, epochs=0, test=None, metric="l1")
-    page = write_report(tmp_path / "one").read_text()
-    text = Page(page).text
-    assert "original = CifarResNet(...)" in text and ", original).eval()" in text
-    engine = read(tmp_path / "one" / "config.json")["settings"]["engine"]
-    call = f"prunus.compress(model, train, holdout, ratio=0.3, engine='{engine}', split='uniform', streams='select', "
-    assert f"{call}metric='l1', repair='none', " in text
-    assert "These images were also used for decisions." in text and "Test accuracy" not in text
-    assert len(charts(page, "rounds")) == 1 and not bar_charts(page, "sensitivity")
-
-
 @pytest.mark.parametrize(
     ("metric", "options", "shown"),
     [
@@ -247,21 +220,11 @@ def test_a_run_of_the_library_without_test_images_or_rounds_to_show(tmp_path: Pa
     ],
 )
 def test_scores_are_named_with_the_options_of_the_metric(
-    run: Path, metric: str, options: dict[str, Any], shown: str
+    compressed: Any, metric: str, options: dict[str, Any], shown: str
 ) -> None:
-    config = read(run / "config.json")
-    config["settings"] |= {"metric": metric, "metric_options": options}
-    (run / "config.json").write_text(json.dumps(config))
-    assert f"Each channel has a score ({shown}); higher is better." in Page(write_report(run).read_text()).text
-
-
-def test_a_round_that_was_taken_back(run: Path) -> None:
-    summary = read(run / "summary.json")
-    (run / "summary.json").write_text(json.dumps({**summary, "rounds": summary["rounds"][:1]}))
-    assert "Another round lost more accuracy than allowed" in write_report(run).read_text()
-    (run / "summary.json").write_text(json.dumps({**summary, "rounds": []}))
-    page = write_report(run).read_text()
-    assert not charts(page, "rounds") and len(bar_charts(page, "widths")) == 1
+    run = read_run(compressed.folder)
+    settings = replace(run.settings, metric=metric, metric_options=options)
+    assert metric_text(replace(run, settings=settings)) == shown
 
 
 # -- the channels on the page: the pixels that a reader sees are the bytes that the run kept
@@ -285,10 +248,10 @@ def cells(strip: Any, count: int) -> list[Any]:
     return [strip[:, a:b, :3] for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def test_pixels_on_the_page(run: Path) -> None:
-    found = load_pictures(run / "round-01" / "pictures.safetensors")
+def test_pixels_on_the_page(page: str, compressed: Any) -> None:
+    found = load_pictures(compressed.folder / "round-01" / "pictures.safetensors")
     assert found is not None
-    shown = strips(write_report(run).read_text(encoding="utf-8"))
+    shown = strips(page)
     assert len(shown) == sum(1 + len(unit.maps) for unit in found.units)
     viridis = 255 * np.array(colormaps["viridis"].colors)  # type: ignore[attr-defined]  # of each byte
     for unit in found.units:
@@ -306,7 +269,7 @@ def test_pixels_on_the_page(run: Path) -> None:
                 assert np.abs(cell[::step, ::step] - viridis[each]).max() <= 1
 
 
-def test_without_pictures_and_classes_there_is_a_page(run: Path, page: str) -> None:
+def test_a_page_without_pictures_classes_and_rounds(run: Path, page: str) -> None:
     path = run / "round-01" / "pictures.safetensors"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(FileError, match=r"round-01.pictures\.safetensors"):
@@ -316,10 +279,11 @@ def test_without_pictures_and_classes_there_is_a_page(run: Path, page: str) -> N
     text = Page(page).text
     assert "Accuracy of each class" in text and f"{100 * values[0]:.1f}%" in text
     (run / "classes.json").unlink()
-    assert write_report(run) == run / "report.html"
-    less = (run / "report.html").read_text(encoding="utf-8")
+    change_json(run / "summary.json", lambda summary: summary.update(rounds=[]))  # all rounds were taken back
+    less = write_report(run).read_text(encoding="utf-8")
     assert "<img" not in less and "Responses of removed" not in less and "<h2>Layers</h2>" in less
     assert "Accuracy of each class" not in Page(less).text
+    assert not charts(less, "rounds") and len(bar_charts(less, "widths")) == 1
 
 
 def test_files_to_save_have_the_figures_of_the_run(compressed: Any) -> None:

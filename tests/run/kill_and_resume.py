@@ -25,7 +25,7 @@ from prunus.run.folder import RunFolder
 from prunus.util.processes import accelerating
 from tests.run.toys import TEST, contents, run, trained
 
-KILLS = 14
+KILLS = 8
 RESULTS = ("model.safetensors", "plan.json")
 Tell = Callable[[], object]
 
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
 
 
 def prune(folder: Path, tell: Tell) -> None:
-    """Three rounds with dropout, repair, distillation and test images."""
+    """Three rounds with dropout, repair, distillation by kept answers, averaged weights and test images."""
     flush = os.fsync
 
     def telling(handle: int) -> None:
@@ -77,6 +77,8 @@ def prune(folder: Path, tell: Tell) -> None:
         num_images=100,
         repair="bn",
         distill=True,
+        views=1,
+        ema=0.5,
         test=TEST,
         timing=False,
         progress=lambda *_: tell(),

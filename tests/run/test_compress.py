@@ -122,9 +122,9 @@ def test_a_target_and_max_drop_together() -> None:
 
 
 def test_more_rounds_than_granules() -> None:
-    """Twenty rounds to 10%: single channels overshoot the next aims, and the run still ends where it should."""
-    result = run(target=0.1, rounds=20, epochs=0)
-    assert 0.095 <= 1 - counted_macs(result.model, EXAMPLE) / MACS <= 0.1 + STEP and len(result.rounds) <= 20
+    """Eight rounds to 6%: single channels overshoot the next aims, and the run still ends where it should."""
+    result = run(target=0.06, rounds=8, epochs=0, metric="l1")
+    assert 0.055 <= 1 - counted_macs(result.model, EXAMPLE) / MACS <= 0.06 + STEP and len(result.rounds) <= 8
 
 
 def test_a_users_own_fit_metric_and_evaluate(tmp_path: Path) -> None:

@@ -55,22 +55,24 @@ def continues(tmp_path: Path, first: Batches, then: Batches) -> None:
     refuse_other(tmp_path, "run", before, now, {"train": then})
 
 
-@pytest.mark.parametrize(
-    "part, other, complaint",
-    [
+def test_other_data_and_another_forward_are_refused(tmp_path: Path) -> None:
+    loaders: dict[str, Any] = {"train": TRAIN, "holdout": HOLDOUT}
+    first = compress(trained(), **loaders, folder=tmp_path, **GOAL)
+    before = contents(tmp_path)
+    changes: list[tuple[str, Any, str]] = [
         ("holdout", HOLDOUT[:2], "there were 120 held-out images, and now there are 60"),
         ("train", OTHER, r"the labels of the training images were \[.*\], and now are|the pixels of the training"),
         ("holdout", [(x * 2, y) for x, y in HOLDOUT], "the pixels of the held-out images had the means"),
         ("holdout", [(x, (y + 1) % 4) for x, y in HOLDOUT], r"the labels of the held-out images were \["),
         ("test", TEST, "it was started without test images, and now there are some"),
-    ],
-)
-def test_other_data_are_refused(tmp_path: Path, part: str, other: Any, complaint: str) -> None:
-    loaders: dict[str, Any] = {"train": TRAIN, "holdout": HOLDOUT}
-    first = compress(trained(), **loaders, folder=tmp_path, **GOAL)
-    before = contents(tmp_path)
-    with pytest.raises(RunError, match=f"holds a run on other data: {complaint}.*another folder, or the same data"):
-        compress(trained(), **{**loaders, part: other}, folder=tmp_path, **GOAL)
+    ]
+    for part, other, complaint in changes:
+        with pytest.raises(RunError, match=f"holds a run on other data: {complaint}.*another folder, or the same data"):
+            compress(trained(), **{**loaders, part: other}, folder=tmp_path, **GOAL)
+    forward = OtherForward().eval()
+    forward.load_state_dict(trained().state_dict())
+    with pytest.raises(RunError, match=r"holds a run of another network: it has the same layers and weights, but"):
+        compress(forward, **loaders, folder=tmp_path, **GOAL)
     assert contents(tmp_path) == before
     assert compress(trained(), **loaders, folder=tmp_path, **GOAL).plan == first.plan
 
@@ -82,14 +84,6 @@ class OtherForward(Small):
         x = torch.tanh(self.bn1(self.stem(x)))
         x = torch.tanh(x + self.conv2(torch.relu(self.conv1(x))))
         return self.fc(torch.relu(self.bn2(self.wide(x))).flatten(1))
-
-
-def test_another_forward_is_refused(tmp_path: Path) -> None:
-    compress(trained(), TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
-    other = OtherForward().eval()
-    other.load_state_dict(trained().state_dict())
-    with pytest.raises(RunError, match=r"holds a run of another network: it has the same layers and weights, but"):
-        compress(other, TRAIN, HOLDOUT, folder=tmp_path, **GOAL)
 
 
 def test_what_a_network_computes_is_compared_with_a_tolerance(tmp_path: Path) -> None:

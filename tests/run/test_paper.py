@@ -16,7 +16,6 @@ from prunus.run import checkup
 from prunus.run.checkup import Speed
 from prunus.run.paper import (
     OpenChoices,
-    PaperCost,
     departures,
     left_open,
     only_drops_ridge,
@@ -50,26 +49,22 @@ def own(*_: Any) -> Any:
     ("changes", "words"),
     [
         ({"metric": "l1"}, "the paper has the metric gsd: leave out --metric l1, or leave out --paper"),
-        ({"metric": "gsd:shape=2"}, "the metric gsd: leave out --metric gsd:shape=2, or"),
         ({"metric": own}, "the metric gsd: leave out metric, or"),
         ({"metric_options": {"power": 2}}, "no option of G-SD but its ridge and its tap: leave out metric_options, or"),
         ({"split": "uniform"}, "the split algorithm1: leave out --split uniform, or"),
-        ({"exact": False}, "a ranking on all held-out images: leave out --no-exact, or"),
-        ({"measure": "loss"}, "a ranking by accuracy: leave out --measure loss, or"),
+        ({"exact": False}, "a ranking on all held-out images: leave out --set exact=false, or"),
+        ({"measure": "loss"}, "a ranking by accuracy: leave out --set measure=loss, or"),
         ({"repair": "solve"}, "no repair: leave out --repair solve, or"),
-        ({"trials": "repaired"}, "no repair before the ranking: leave out --trials repaired, or"),
+        ({"trials": "repaired"}, "no repair before the ranking: leave out --set trials=repaired, or"),
         ({"distill": True}, "no distillation: leave out --distill, or"),
-        ({"temperature": 2.0}, "no distillation: leave out --temperature 2.0, or"),
+        ({"temperature": 2.0}, "no distillation: leave out --set temperature=2.0, or"),
         ({"rounds": 3}, "no given number of rounds: leave out --rounds 3, or"),
         ({"speedup": 1.5}, "no latency target: leave out --speedup 1.5, or"),
         ({"params": 1e6}, r"no goal in weights \(Algorithm 1 counts MACs\): leave out --params 1000000, or"),
-        ({"ratio": 0.5}, "no equal share of every layer: leave out --ratio 0.5, or"),
         ({"round_to": 8}, "no multiples that widths are rounded to: leave out --round-to 8, or"),
         ({"fit": own}, "a retraining of its own: leave out fit, or"),
         ({"evaluate": own}, "no evaluation but accuracy: leave out evaluate, or"),
-        ({"mixup": 0.2}, "no mixup: leave out --mixup 0.2, or"),
-        ({"warmup": 0.1}, "no warm-up: leave out --warmup 0.1, or"),
-        ({"alpha": 5.9}, r"the paper has an alpha in \[2, 4\]: leave out --alpha 5.9, or"),
+        ({"alpha": 5.9}, r"the paper has an alpha in \[2, 4\]: leave out --set alpha=5.9, or"),
         (
             {"whole_steps": False},
             "all n_l channels of the chosen layers in every round, the last one too: leave out",
@@ -87,16 +82,12 @@ def test_what_is_not_the_papers_is_refused(changes: dict[str, Any], words: str) 
         ({"trials": "cut", "exact": True, "metric": "gsd", "repair": "none", "task": "classification"}, []),
         ({"preset": "cosine"}, ["preset cifar -> cosine", "epochs 200 -> 30", "lr 0.01 -> 0.05"]),
         ({"target": 0.5, "last_epochs": 3}, ["last_epochs as before -> 3"]),
-        ({"num_images": 100}, ["num_images all -> 100"]),
-        ({"mixed_precision": "bf16"}, ["mixed_precision no -> bf16"]),
         ({"metric": "gsd:tap=before_activation"}, []),  # which the paper leaves open
-        ({"max_drop": 1.5}, ["max_drop no limit -> 1.5"]),
         ({"target": 0.5, "max_drop": 0.0}, ["max_drop no limit -> 0.0"]),
         ({"k": 4}, []),  # of 13 units
         ({"k": 9}, ["k a third of the units -> 9"]),
         ({"only": ("a", "b")}, ["only all units -> a, b"]),
         ({"exclude": "c"}, ["exclude conv1:out -> c"]),
-        ({"exclude": ()}, ["exclude conv1:out -> nothing"]),
         ({"task": "multilabel"}, ["task classification -> multilabel"]),
     ],
 )
@@ -128,13 +119,8 @@ def test_the_cost_of_a_run_on_vgg16() -> None:
     left = 1 - 0.801 + 0.005  # a goal counts as met within 0.5% of the network
     fewest, most = (1 - left) / found.share, 2 * (1 - math.sqrt(left)) / found.share
     assert found.rounds == (math.ceil(fewest), math.ceil(most)) == (24, 33)
-    for more, rounds in ((0.004, 2), (0.006, 3)):
-        near = replace(settings, target=2 * 4 * 3 * dearest / graph.macs + more)
-        there = paper_cost(graph, near, speed, 45_000, 5_000).rounds
-        assert there is not None and there[0] == rounds
     units = 13  # of which the last is read by the classifier
     ranking, epoch = 0.001 * 45_000 + 0.5 * 0.001 * 5_000 * units, 0.004 * 45_000 + 0.001 * 5_000
-    assert found.round_seconds == pytest.approx(ranking + 200 * epoch)
     shares = [1 - number * found.share for number in range(25)]  # of the MACs, after so many rounds
     quick = sum(ranking * shares[n] + 200 * epoch * shares[n + 1] for n in range(24))
     assert found.seconds == pytest.approx((quick, 33 * (ranking + 200 * epoch)))
@@ -147,16 +133,6 @@ def test_the_cost_of_a_run_on_vgg16() -> None:
     assert shorter.seconds[0] == pytest.approx(quick - 150 * epoch * shares[24])
     open_end = paper_cost(graph, Settings.paper(max_drop=1.0), speed, 45_000, 5_000)
     assert open_end.rounds is None and "200 epochs a round, " in str(open_end)
-
-
-@pytest.mark.parametrize(
-    ("epoch_seconds", "words"),
-    [(0.1, "1 second on"), (2.0, "4 to 5 seconds"), (90.0, "2.6 to 3.0 minutes"), (7200.0, "3.4 to 4.0 hours")],
-)
-def test_the_time_is_in_a_unit_that_suits_it(epoch_seconds: float, words: str) -> None:
-    """0.5 s of ranking and one epoch a round: 0.5 + 0.9 e + 0.45 + 0.8 e at best, and 1 + 2 e."""
-    cost = PaperCost((2, 2), 1, 1, share=0.1, ranking_seconds=0.5, epoch_seconds=epoch_seconds, speeds=(9.0, 3.0))
-    assert f"\n{words}" in str(cost) and "2 rounds of 1 epoch, 2 epochs in all" in str(cost)
 
 
 # -- what the paper leaves open
@@ -175,21 +151,16 @@ def test_every_open_point_is_named_once() -> None:
         found = said(data)
         assert [words for words, start in zip(found, starts, strict=True) if words.startswith(start)] == found
     assert "a ridge of 0.05, from the first author's later code. gsd:ridge=0 leaves it out." in said()[0]
-    for changes in ({"metric": "gsd:ridge=0"}, {"metric_options": {"ridge": 0}}):  # the paper prints no ridge
-        assert not any("ridge" in words for words in said(**changes))
-    assert Settings.paper(metric="gsd:ridge=0.5").metric == "gsd:ridge=0.5"
     assert "a ridge of 0.5. gsd" in said(metric="gsd:ridge=0.5")[0]
-    assert said()[1].endswith(". Here: after it, where the next layer reads them, as in the first author's later code.")
+    for changes in ({"metric": "gsd:ridge=0"}, {"metric_options": {"ridge": 0}}):  # the paper prints no ridge
+        assert not any("ridge" in sentence for sentence in said(**changes))
     assert said(metric="gsd:tap=before_activation")[1].endswith("is not given. Here: before it.")
-    assert ": a third of the units and alpha 3 here," in said()[5]
     assert ": k = 7 and alpha 2.5 here," in said(k=7, alpha=2.5)[5]
     given = open_points(OpenChoices([], [], 3.0, 2, "cifar10", "train:0.1", rounds=4))["k_and_alpha"]
     assert given.endswith(": k = 2 here, and the alpha with which 4 rounds reach the goal.")
-    found = said(epochs=0)  # nothing is said about epochs
-    assert len(found) == 5 and not any("epoch" in words for words in found)
-    for data in ("digits", "mnist", "folder:mine", "nets:loaders"):
-        assert said(data)[7:] == [f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."]
-        assert len(said(data, preset="cosine")) == 7  # which is named as different from the paper
+    assert len(said(epochs=0)) == 5 and not any("epoch" in sentence for sentence in said(epochs=0))
+    assert said("digits")[7:] == ["The paper has no schedule for digits: that of its CIFAR experiments is used here."]
+    assert len(said("digits", preset="cosine")) == 7  # which is named as different from the paper
 
 
 @pytest.mark.parametrize(
@@ -198,7 +169,6 @@ def test_every_open_point_is_named_once() -> None:
         ("cifar100", "train:0.1", ", and CIFAR has no validation set: 10% of the training images are held out here"),
         ("cifar10", "test:0.5", ", and CIFAR has no validation set: 50% of the test images decide here"),
         ("imagenet:X", "test:0.2", "; which images is not given: 20% of the validation images decide here"),
-        ("digits", "train:0.29", "; which images is not given: 29% of the training images are held out here"),
         ("digits", "none", "; which images is not given: no images are held out here"),
         ("nets:loaders", None, "; which images is not given: those of your held-out loader decide here"),
     ],
@@ -213,7 +183,6 @@ def test_which_images_decide(data: str, holdout: str | None, words: str) -> None
         ("gsd", [None], [None]),
         ("gsd:ridge=0:tap=before_activation,di, gsd:ridge=0.5", [0.0, 0.5], ["before_activation", None]),
         ("di,gsd_of_mine", [], []),
-        ("", [], []),
     ],
 )
 def test_options_of_metrics_as_typed(metrics: str, ridges: list[Any], taps: list[Any]) -> None:
@@ -225,13 +194,10 @@ def test_options_of_metrics_as_typed(metrics: str, ridges: list[Any], taps: list
     ("was", "now", "answer"),
     [
         ("gsd", "gsd:ridge=0", True),
-        ("gsd", "gsd:ridge=0.0", True),
         ("gsd,di", "gsd:ridge=0,di", True),
         ("gsd", "gsd", False),
         ("gsd", "gsd:ridge=0.5", False),
-        ("gsd", "gsd:ridge=0:tap=reader", False),
         ("gsd,di", "gsd:ridge=0", False),
-        ("gsd", "fdr:ridge=0", False),
         (None, "gsd:ridge=0", False),
     ],
 )

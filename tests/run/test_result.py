@@ -51,16 +51,11 @@ def test_a_terminal_and_a_notebook_show_the_same(result: Any) -> None:
     assert html.count("<tr>") == len(lines) - 2  # the table, with its heading
 
 
-def test_a_temporary_folder_goes_with_the_result() -> None:
+def test_a_temporary_folder_goes_with_the_result_and_a_run_without_timing_says_so() -> None:
     alone = run(ratio=0.3, epochs=0)
     files = alone.files
     assert alone.folder is None and (files / "summary.json").exists()
+    assert alone.speedup is None and "speed not measured" in repr(alone).splitlines()[0] and "ms in" not in repr(alone)
     del alone
     gc.collect()
     assert not files.exists()
-
-
-def test_a_run_without_timing_says_so() -> None:
-    untimed = run(ratio=0.3, epochs=0)
-    assert untimed.speedup is None and "speed not measured" in repr(untimed).splitlines()[0]
-    assert "ms in" not in repr(untimed)

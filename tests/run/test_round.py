@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,8 @@ from prunus.train.fit import fit
 from prunus.zoo import models
 from prunus.zoo.data import load
 from tests.plots.test_choices import entering
-from tests.proof import assert_accuracy
+from tests.proof import assert_accuracy, same_state
 from tests.run.toys import CLASSES, EXAMPLE, HOLDOUT, TRAIN, contents, run, trained
-from tests.train.toys import same_tensors, state_of
 
 
 def full_conv1(model: nn.Module, loader: Any) -> Evaluation:
@@ -79,19 +77,19 @@ def test_without_retraining_all_rounds_are_repaired_from_the_original_at_once(tm
     for number in (1, 2):
         plan = Plan.load(tmp_path / f"round-{number:02d}" / "plan.json")
         want = pr.repair(graph, plan, images())
-        assert same_tensors(state_of(pr.load(tmp_path / f"round-{number:02d}", trained())), state_of(want))
+        assert same_state(pr.load(tmp_path / f"round-{number:02d}", trained()), want)
     # The other way, from round to round, is another network.
     first = pr.trace(pr.load(tmp_path / "round-01", trained()), EXAMPLE)
     step = Plan.load(tmp_path / "round-02" / "step-plan.json")
-    assert not same_tensors(state_of(result.model), state_of(pr.repair(first, step, images())))
+    assert not same_state(result.model, pr.repair(first, step, images()))
 
 
 def test_compress_repairs_by_default_and_tells_what_that_brought_back(tmp_path: Path) -> None:
-    result = pr.compress(trained(), TRAIN, HOLDOUT, target=0.5, folder=tmp_path)
+    result = pr.compress(trained(), TRAIN, HOLDOUT, target=0.5, folder=tmp_path, timing=False)
     assert (result.summary["settings"]["repair"], result.summary["settings"]["epochs"]) == ("solve", 0)
     (outcome,) = result.rounds
     graph = pr.trace(trained(), EXAMPLE)
-    assert same_tensors(state_of(result.model), state_of(pr.repair(graph, result.plan, TRAIN)))
+    assert same_state(result.model, pr.repair(graph, result.plan, TRAIN))
     cut = pr.evaluate(pr.prune(graph, result.plan), HOLDOUT)
     assert outcome.cut is not None and outcome.cut.quality == pytest.approx(cut.quality)
     assert outcome.layer_errors and all(after <= before for before, after in outcome.layer_errors.values())
@@ -114,21 +112,7 @@ def test_a_retrained_network_is_what_the_next_repair_aims_at(tmp_path: Path) -> 
     result = run(tmp_path, fit=moved, **SOLVE)
     first = pr.trace(pr.load(tmp_path / "round-01", trained()), EXAMPLE)
     step = Plan.load(tmp_path / "round-02" / "step-plan.json")
-    assert same_tensors(state_of(result.model), state_of(moved(pr.repair(first, step, images()))))
-
-
-def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """After a kill in the second round: its scores are there, and what units were repaired for is asked again."""
-    run(tmp_path, **SOLVE)
-    want = contents(tmp_path)
-    for name in ("summary.json", "model.safetensors", "plan.json"):
-        (tmp_path / name).unlink()
-    for path in (tmp_path / "round-02").iterdir():
-        if not path.name.startswith("scores"):
-            path.unlink()
-    run(tmp_path, **SOLVE)
-    found = contents(tmp_path)
-    assert all(found[n] == want[n] for n in ("model.safetensors", "plan.json", "round-02/sensitivity.json"))
+    assert same_state(result.model, moved(pr.repair(first, step, images())))
 
 
 def test_channels_and_units_are_judged_by_the_repair(tmp_path: Path) -> None:
@@ -159,8 +143,6 @@ def test_where_only_a_solve_helps_the_cut_is_split_by_the_error_that_it_leaves(t
     assert result.summary["settings"]["split"] == "least_error" and result.summary["settings"]["metric"] == "rebuilt"
     far = once(tmp_path / "far", target=0.85, exclude=("wide:out",))
     assert {"conv1:in", "wide:in"} & set(far.rounds[0].chosen)  # readers of the stream are needed too
-    chosen = once(tmp_path / "chosen", target=0.3, only=("*:in",))
-    assert {name.partition(":")[2] for name in chosen.rounds[0].chosen} == {"in"}
     share = once(tmp_path / "share", ratio=0.5)
     assert "wide:in" in share.rounds[0].chosen  # of every unit means of every unit
 
@@ -199,7 +181,7 @@ def test_a_destructive_rate_is_undone_and_said(tmp_path: Path) -> None:
 
 def test_the_rate_is_tried_once_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    words: dict[str, Any] = {"ratio": 0.3, "epochs": 2, "repair": "none"}
+    words: dict[str, Any] = {"ratio": 0.3, "epochs": 2, "repair": "none", "timing": False}
     first = compress(trained(), TRAIN, HOLDOUT, folder=whole, **words)
 
     def stop(phase: str, done: int, _total: int, _note: str) -> None:
@@ -211,6 +193,8 @@ def test_the_rate_is_tried_once_and_a_resumed_run_has_the_same_bits(tmp_path: Pa
     kept = (broken / "round-01" / "rate.json").read_bytes()
     second = compress(trained(), TRAIN, HOLDOUT, folder=broken, **words)
     assert (broken / "round-01" / "rate.json").read_bytes() == kept
+    rates = [one["lr"] for one in json.loads(kept)["tries"]]
+    assert rates == pytest.approx([0.05, 0.015, 0.005, 0.0015])  # shares of the preset's rate
     assert contents(whole)["model.safetensors"] == contents(broken)["model.safetensors"]
     assert first.rounds[0].kept_epoch == second.rounds[0].kept_epoch
 
@@ -226,7 +210,8 @@ def test_every_round_draws_other_epochs_than_the_rounds_before(tmp_path: Path) -
         def set_epoch(self, epoch: int) -> None:
             self.epochs.append(epoch)
 
-    words: dict[str, Any] = {"target": 0.4, "rounds": 2, "epochs": 2, "lr": 0.02, "alpha": 1.0, "repair": "none"}
+    words: dict[str, Any] = {"target": 0.3, "rounds": 2, "epochs": 2, "lr": 0.02, "repair": "none", "timing": False}
+    words |= {"metric": "l1"}
     plain, again, tested = Counting(), Counting(), Counting()
     result = compress(trained(), plain, HOLDOUT, folder=tmp_path, **words)
     assert len(result.rounds) == 2
@@ -258,30 +243,23 @@ def test_all_processes_train_at_the_rate_of_the_one_that_writes(monkeypatch: pyt
     assert rates == [0.0125]
 
 
-@functools.cache
-def lenet_on_digits() -> tuple[nn.Module, Any]:
+def test_defaults_never_end_below_the_start(tmp_path: Path) -> None:
+    """Two epochs at the preset's rate took a LeNet-5 from 86.1% to 38.9%. After a repair, rates are lower."""
     images = load("digits", size=32)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = models.create("lenet5", 10)
-    train = images.loader("train", 64, shuffle=True, seed=0)
-    return fit(network, train, preset="cosine", epochs=4, lr=0.02).model, images
-
-
-@pytest.mark.parametrize(("repair", "highest"), [("none", 0.05), ("solve", 0.01)])
-def test_defaults_never_end_below_the_start(repair: str, highest: float, tmp_path: Path) -> None:
-    """Two epochs at the preset's rate took LeNet-5 from 86.1% to 38.9% without a repair. After one, rates are lower."""
-    network, images = lenet_on_digits()
+    network = fit(network, images.loader("train", 64, shuffle=True, seed=0), epochs=4, lr=0.02).model
     train = images.loader("train", 128, augment=True, shuffle=True, seed=0)
-    words: dict[str, Any] = {"score_on": images.loader("train", 256), "ratio": 0.3, "epochs": 2, "repair": repair}
+    words: dict[str, Any] = {"score_on": images.loader("train", 256), "ratio": 0.3, "epochs": 2, "timing": False}
     (outcome,) = compress(network, train, images.loader("holdout", 256), folder=tmp_path, **words).rounds
     assert outcome.after.quality >= outcome.pruned.quality
-    # The rate itself is a sensible one: at 0.05 the loss of an epoch rises by 1.8 on both networks. (The accuracy on
-    # these 144 images moves by 10 points from one processor to another.)
+    # The rate itself is a sensible one: at 0.05 the loss of an epoch rises by 1.8. (The accuracy on these 144 images
+    # moves by 10 points from one processor to another.)
     losses = [epoch.holdout.loss for epoch in outcome.retraining if epoch.holdout is not None]
-    assert len(losses) == 2 and (repair == "none" or max(losses) < outcome.pruned.loss + 0.5)
+    assert len(losses) == 2 and max(losses) < outcome.pruned.loss + 0.5
     tries = json.loads((tmp_path / "round-01" / "rate.json").read_text())["tries"]
-    assert [one["lr"] for one in tries] == pytest.approx([share * highest for share in (1, 0.3, 0.1, 0.03)])
+    assert [one["lr"] for one in tries] == pytest.approx([share * 0.01 for share in (1, 0.3, 0.1, 0.03)])
 
 
 def test_fine_tuning_reaches_the_training(tmp_path: Path) -> None:
@@ -346,7 +324,7 @@ def test_batches_that_only_the_users_function_can_read(tmp_path: Path) -> None:
     def own(model: nn.Module, batches: Any) -> Evaluation:
         return evaluate(model, [(images, labels) for images, labels, _ in batches])
 
-    settings: dict[str, Any] = {"ratio": 0.3, "epochs": 0, "metric": "l1"}
+    settings: dict[str, Any] = {"ratio": 0.3, "metric": "l1", "timing": False}
     result = compress(trained(), TRAIN, odd, evaluate=own, folder=tmp_path / "run", **settings)
     assert result.rounds[0].chosen and not (tmp_path / "run" / "round-01" / "pictures.safetensors").exists()
 
@@ -358,7 +336,7 @@ class Named(list[Any]):
 
 
 def test_classes_go_by_their_names(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"ratio": 0.3, "epochs": 0, "metric": "l1"}
+    settings: dict[str, Any] = {"ratio": 0.3, "metric": "l1", "timing": False}
     compress(trained(), TRAIN, Named(HOLDOUT), folder=tmp_path / "run", **settings)
     found = load_pictures(tmp_path / "run" / "round-01" / "pictures.safetensors")
     assert found is not None and found.labels == Named.classes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +14,12 @@ import torch
 from torch import nn
 
 import prunus as pr
-from prunus.run.context import Judged
-from prunus.run.search import Point, Search, _Tries
+from prunus.run.context import ImageQuality
+from prunus.run.search import Point, Search, Tries
 from prunus.tasks.evaluate import Evaluation
+from prunus.tasks.paired import ImageValues
 from prunus.timing.latency import Speedup
+from tests.proof import same_state
 from tests.run.test_speed_check import OVERHEAD, QUICK, TICK, Stopwatch, pairs, stopwatch
 from tests.run.toys import HOLDOUT, TEST, TRAIN, run, trained
 
@@ -53,13 +54,14 @@ def test_a_latency_target_tries_both_ways_and_keeps_the_better(stopwatch: Stopwa
         assert point["quality"]["quality"] == pytest.approx(right(alone[point["streams"]].model))
     chosen = tried["points"][tried["chosen"]]
     same = alone[chosen["streams"]]
-    for name, tensor in both.model.state_dict().items():
-        assert torch.equal(tensor, same.model.state_dict()[name])
+    assert same_state(both.model, same.model)
     worst = min(alone.values(), key=lambda each: right(each.model))
     assert right(both.model) >= right(worst.model) and both.summary["settings"]["streams"] == chosen["streams"]
 
 
-def test_the_fastest_network_that_loses_at_most_max_drop(stopwatch: Stopwatch, tmp_path: Path) -> None:
+def test_the_fastest_network_that_loses_at_most_max_drop_also_after_a_kill(
+    stopwatch: Stopwatch, tmp_path: Path
+) -> None:
     base = right(trained())
     done = run(tmp_path / "run", max_drop=5.0, **QUICK)
     tried = points(tmp_path / "run")
@@ -73,6 +75,14 @@ def test_the_fastest_network_that_loses_at_most_max_drop(stopwatch: Stopwatch, t
         done.reached and done.summary["goal"]["kind"] == "max_drop" and done.speedup == pytest.approx(speed(done.model))
     )
     assert "standard error" in done.summary["goal"]["text"]
+    for path in (tmp_path / "run").glob("**/*"):
+        if path.is_file() and not path.name.startswith(("scores", "config", "base", "latency", "network")):
+            path.unlink()
+    half = {**tried, "points": tried["points"][:2], "chosen": None, "done": False}
+    (tmp_path / "run" / "round-01" / "search.json").write_text(json.dumps(half))
+    again = run(tmp_path / "run", max_drop=5.0, **QUICK)
+    assert again.plan == done.plan and same_state(again.model, done.model)
+    assert points(tmp_path / "run")["chosen"] == tried["chosen"]
 
 
 def test_without_a_goal_at_most_one_point_is_lost(stopwatch: Stopwatch) -> None:
@@ -84,7 +94,7 @@ def test_without_a_goal_at_most_one_point_is_lost(stopwatch: Stopwatch) -> None:
 
 def test_a_speedup_that_loses_too_much_gives_the_fastest_that_does_not(stopwatch: Stopwatch, tmp_path: Path) -> None:
     base = right(trained())
-    done = run(tmp_path / "run", speedup=3.0, max_drop=2.0, blocks=False, **QUICK)
+    done = run(tmp_path / "run", speedup=3.0, max_drop=2.0, blocks=False, streams="select", **QUICK)
     tried = points(tmp_path / "run")
     asked = [point for point in tried["points"] if point["asked"]]
     assert all(100 * (base - point["quality"]["quality"]) > 2.0 for point in asked if point["quality"])
@@ -98,7 +108,7 @@ def test_max_drop_that_no_cut_keeps(stopwatch: Stopwatch, tmp_path: Path) -> Non
         whole = pairs(model) == pairs(trained())
         return Evaluation(1.0 if whole else 0.0, 0.5, 10)
 
-    done = run(tmp_path / "run", max_drop=0.1, evaluate=worse, **QUICK)
+    done = run(tmp_path / "run", max_drop=0.1, evaluate=worse, streams="select", **QUICK)
     assert pairs(done.model) == pairs(trained()) and not done.reached and not done.rounds
     assert "nothing was removed" in done.summary["goal"]["text"]
 
@@ -113,32 +123,15 @@ def test_out_of_reach_names_the_better_way(stopwatch: Stopwatch) -> None:
     assert limits[2] == max(limits[:2]) and limits[0] != limits[1]
 
 
-def test_an_interrupted_search_ends_with_the_same_network(stopwatch: Stopwatch, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", max_drop=5.0, **QUICK)
-    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
-    tried = points(tmp_path / "killed")
-    for path in (tmp_path / "killed").glob("**/*"):
-        if path.is_file() and not path.name.startswith(("scores", "config", "base", "latency", "network")):
-            path.unlink()
-    half = {**tried, "points": tried["points"][:2], "chosen": None, "done": False}
-    (tmp_path / "killed" / "round-01" / "search.json").write_text(json.dumps(half))
-    again = run(tmp_path / "killed", max_drop=5.0, **QUICK)
-    assert again.plan == whole.plan
-    for name, tensor in again.model.state_dict().items():
-        assert torch.equal(tensor, whole.model.state_dict()[name])
-    assert points(tmp_path / "killed")["chosen"] == tried["chosen"]
-
-
 def test_the_standard_error_of_a_drop_is_that_of_pairs() -> None:
     """Of 8 images 2 are lost and 1 is won: a mean of 1/8, and a standard deviation of the 8 differences."""
     before, after = [1, 1, 1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0, 1, 1]
-    images = torch.arange(8).double().numpy()
 
-    def judged(values: list[int]) -> Judged:
+    def quality(values: list[int]) -> ImageQuality:
         array = torch.tensor(values).double()
-        return Judged(Evaluation(float(array.mean()), 0.0, 8), array.numpy(), images)
+        return ImageQuality(Evaluation(float(array.mean()), 0.0, 8), ImageValues(array, "the same labels"))
 
-    drop, error = judged(before).drop_to(judged(after))
+    drop, error = quality(before).drop_to(quality(after))
     differences = [b - a for b, a in zip(before, after, strict=True)]
     spread = (sum((d - 0.125) ** 2 for d in differences) / 7) ** 0.5
     assert drop == 0.125 and error == pytest.approx(spread / 8**0.5)
@@ -149,7 +142,7 @@ def test_a_drop_of_exactly_max_drop_is_allowed() -> None:
     assert not Search((), max_drop=1.0).allows(Point("select", 2.0, False, drop=1.001))
 
 
-class Scripted(_Tries):
+class Scripted(Tries):
     """A search over cuts up to 4x whose drops, standard errors and speeds the test decides; one point may be lost."""
 
     top = 4.0
@@ -161,7 +154,7 @@ class Scripted(_Tries):
         self.contexts: Any = {"select": SimpleNamespace(settings=SimpleNamespace(round_to=1))}
         self.drop, self.error, self.speeds = drop, error, speeds
 
-    def try_(self, streams: Any, cut: float | None, step: int | None = None) -> int:
+    def add(self, streams: Any, cut: float | None, step: int | None = None) -> int:
         assert cut is not None
         point = Point(streams, cut, False, cut, Evaluation(0.9, 0.1, 100), self.drop(cut, step), self.error, step=step)
         self.search = Search((*self.search.points, point), 1.0)
@@ -197,5 +190,5 @@ def test_aligned_widths_that_are_as_fast_and_better_are_taken() -> None:
     speeds = {1: Speedup(2.00, 1.96, 2.05), 16: Speedup(2.06, 1.99, 2.20)}
     for aligned, expected in ((0.0, 16), (0.9, None)):  # points that aligned widths lose; others lose 0.8
         search = Scripted(lambda cut, step, aligned=aligned: aligned if step else 0.8, 0.4, speeds)
-        chosen = search.aligned(search.try_("select", 1.8))
+        chosen = search.aligned(search.add("select", 1.8))
         assert search.search.points[chosen].step == expected

@@ -37,7 +37,7 @@ def test_nothing_but_epochs_starts_a_retraining() -> None:
         settings = Settings(target=0.3, **given)  # type: ignore[arg-type]
         check_settings(settings)
         assert settings.epochs == 0 and not settings.retrains_at_all
-    for name, value in {"ema": 0.99, "mixed_precision": "bf16", "mixup": 0.2, "temperature": 2.0, "views": 2}.items():
+    for name, value in {"ema": 0.99, "mixed_precision": "bf16", "temperature": 2.0, "views": 2}.items():
         with pytest.raises(DecideError, match=f"{name} does nothing without retraining: give epochs as well"):
             check_settings(Settings(target=0.3, **{name: value}))  # type: ignore[arg-type]
         for more in ({"epochs": 1}, {"last_epochs": 2}):

@@ -17,7 +17,7 @@ import prunus as pr
 from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import table_cost
 from prunus.deciding.goal import Budget
-from prunus.deciding.splits import SplitTask, least_error, lowest_cost
+from prunus.deciding.splits import SplitInputs, least_error, lowest_cost
 from prunus.errors import DecideError, RunError
 from prunus.report.run_page import write_report
 from prunus.run import speed_check, summary
@@ -158,7 +158,7 @@ def test_rounds_go_even_parts_of_the_way_and_the_last_one_is_timed(stopwatch: St
 
 @pytest.mark.parametrize(
     "changes",
-    [{"split": "algorithm1", "rounds": 1}, {"split": "uniform"}, {"streams": "coupled"}, {"epochs": 1, "rounds": 2}],
+    [{"split": "algorithm1", "rounds": 1}, {"split": "uniform", "streams": "coupled"}, {"epochs": 1, "rounds": 2}],
 )
 def test_other_splits_coupled_streams_and_retraining(stopwatch: Stopwatch, changes: dict[str, Any]) -> None:
     done = run(speedup=1.3, **{**QUICK, **changes})
@@ -208,7 +208,7 @@ def test_depthwise_layers_with_times_that_were_measured(tmp_path: Path, monkeypa
     whole = times.predict(graph, pr.Plan.of(graph, {}))
     left = (lowest_cost(graph, candidates(graph), table_cost(graph, times)) + whole) / 2
     errors = {name: np.arange(1.0, unit.width + 1) for name, unit in graph.units.items()}
-    plan = least_error(SplitTask(graph, Scores("order", errors, 0), Budget("latency", left, whole, times)))
+    plan = least_error(SplitInputs(graph, Scores("order", errors, 0), Budget("latency", left, whole, times)))
     assert any(plan.removed().values()) and times.predict(graph, plan) <= left
     small = pr.prune(graph, plan)
     assert small[0].out_channels == small[2].groups == small[4].in_channels

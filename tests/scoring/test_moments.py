@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +15,6 @@ from prunus.scoring.moments import (
     ClassMoments,
     ClassSums,
     ImageSums,
-    beside,
     combine,
     image_sums,
     row_sums,
@@ -58,10 +54,9 @@ def check(moments: ClassMoments, x: Tensor, labels: Tensor) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[40], [1] * 40, [13, 1, 26], [20, 20]])
-def test_any_batches_order_and_merge_give_the_moments_of_all_images(sizes: list[int]) -> None:
+def test_any_batches_and_order_give_the_moments_of_all_images(sizes: list[int]) -> None:
     x, labels = data()
     order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
-    left, right = streamed(x[:11], labels[:11], [11]), streamed(x[11:], labels[11:], [29])
     by_class = Accumulator([C])  # rows are added for classes as they occur, the last one last
     last = labels.argsort()
     for part, mine in zip(x[last].split(sizes), labels[last].split(sizes), strict=True):
@@ -69,25 +64,18 @@ def test_any_batches_order_and_merge_give_the_moments_of_all_images(sizes: list[
     for moments in (
         streamed(x, labels, sizes),
         streamed(x[order], labels[order], sizes),
-        left.merge(right),
-        right.merge(left),
         by_class.result()[0],
     ):
         check(moments, x, labels)
 
 
-def test_a_class_without_images_stays_empty() -> None:
+@pytest.mark.parametrize("classes", [K, K - 1])
+def test_total_and_rest_against_numpy(classes: int) -> None:
+    """Also if the last class has no images."""
     x, labels = data()
-    labels = labels.clamp(max=2)
-    moments = streamed(x, labels, [40])
-    assert moments.num_images[3] == moments.count[3] == 0
-    assert torch.equal(moments.variance[3], torch.zeros(C, dtype=torch.float64))
-    check(moments, x, labels)
-
-
-def test_total_and_rest_against_numpy() -> None:
-    x, labels = data()
+    labels = labels.clamp(max=classes - 1)
     moments = streamed(x, labels, [17, 23])
+    check(moments, x, labels)
     count, mean, m2 = moments.total()
     everything = x.numpy()
     assert count == 400
@@ -114,7 +102,7 @@ def test_rest_of_a_class_far_away_does_not_cancel() -> None:
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=0, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(numbers, numbers, numbers)
 def test_combine_is_associative_and_right(a: list[float], b: list[float], c: list[float]) -> None:
     def triple(values: list[float]) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,44 +119,6 @@ def test_combine_is_associative_and_right(a: list[float], b: list[float], c: lis
         if len(everything):
             assert abs(float(mean) - everything.mean()) <= 1e-12 * scale
             assert abs(float(m2) - everything.var() * len(everything)) <= 1e-10 * scale**2
-
-
-def test_tensors_side_by_side_are_as_if_alone() -> None:
-    x, labels = data()
-    y = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    together = Accumulator([C, 2], K)
-    for span in (slice(0, 9), slice(9, 40)):
-        together.add(beside([sums(x[span], labels[span]), sums(y[span], labels[span])]))
-    first, second = together.result()
-    check(first, x, labels)
-    for k in range(K):
-        mine = y[labels == k].numpy()
-        assert second.count[k] == len(mine) * 3
-        np.testing.assert_allclose(second.variance[k], mine.var((0, 2)), rtol=1e-12)
-
-
-def test_sum_over_processes_equals_one() -> None:
-    """Two threads stand for two processes: each adds its half, then they add up with one another."""
-    x, labels = data()
-    barrier, board = threading.Barrier(2), [torch.empty(0), torch.empty(0)]
-
-    def process(which: int) -> ClassMoments:
-        def all_reduce(tensor: Tensor) -> Tensor:
-            board[which] = tensor
-            barrier.wait()
-            total = board[0] + board[1]
-            barrier.wait()
-            return total
-
-        span = slice(20 * which, 20 * which + 20)
-        accumulator = Accumulator([C], K)
-        accumulator.add(sums(x[span], labels[span]))
-        accumulator.sum_over(all_reduce)
-        return accumulator.result()[0]
-
-    with ThreadPoolExecutor(2) as pool:
-        for moments in pool.map(process, range(2)):
-            check(moments, x, labels)
 
 
 def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -222,19 +172,6 @@ def test_a_large_mean_does_not_drown_a_small_deviation(last: bool) -> None:
         np.testing.assert_allclose(moments.variance[k], mine.var((0, 2, 3)), rtol=1e-6)
         np.testing.assert_allclose(moments.variance[k], 1.0, rtol=0.05)
         np.testing.assert_allclose(moments.mean[k], mine.mean((0, 2, 3)), rtol=1e-12)
-
-
-def test_only_doubtful_rows_are_recomputed() -> None:
-    x = images(4, 3, 8, 8)
-    x[2, 1] += 500
-    x[0, 0] = 7.0
-    x[1, 1] = 0.0
-    found = row_sums(x)
-    assert found.precise is not None
-    assert sorted(zip(*(place.tolist() for place in found.precise[:2]), strict=True)) == [(0, 0), (2, 1)]
-    m2 = m2_of(to_image_sums([found]))
-    assert m2[0, 0] == m2[1, 1] == 0
-    np.testing.assert_allclose(m2[2, 1], x[2, 1].double().numpy().var() * 64, rtol=1e-8)
 
 
 def test_the_kernel_for_accelerators_agrees() -> None:

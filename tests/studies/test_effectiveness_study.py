@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import prunus as pr
 from prunus.errors import DecideError, RunError, ScoreError
@@ -19,9 +19,7 @@ from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled
 from prunus.studies import effectiveness_study as comparison
 from prunus.studies import read_study
-from prunus.studies.effectiveness_study import EffectivenessSettings
 from prunus.studies.folder import accuracy_of, in_memory, wait_until
-from prunus.util.options import options_of
 from tests.cli.command_line import lines, prunus
 from tests.processes import torchrun
 from tests.proof import assert_accuracy
@@ -34,23 +32,6 @@ def compared(folder: Path, **words: Any) -> list[dict[str, Any]]:
     return pr.studies.effectiveness(
         trained(), TRAIN, TEST, folder, **{"metrics": ["l1", "gsd"], "ratios": (0.25, 0.5), **words}
     )
-
-
-def test_less_memory_means_fewer_maps(tmp_path: Path) -> None:
-    """conv1 and wide: 24 maps of 6 x 6 pixels and 16 of 4 x 4, in float32; MMD needs them whole."""
-    images = 60
-    least = 24 * 36 * 4 * images
-    for memory, number in ((1.01 * least, images), (0.5 * least, images // 2)):
-        words: dict[str, Any] = {
-            "metrics": ["mmd"],
-            "ratios": (0.5,),
-            "num_map_images": images,
-            "memory": str(int(memory)),
-        }
-        rows = compared(tmp_path / str(number), **words)
-        assert rows[1]["images"] == pytest.approx(number, abs=4)  # the same number of each of four classes
-    with pytest.raises(RunError, match="memory was"):  # its scores are there, and would be used again
-        compared(tmp_path / str(images), **{**words, "memory": str(3 * least)})
 
 
 def test_accuracy_is_that_of_weights_zeroed_by_hand(tmp_path: Path) -> None:
@@ -192,35 +173,6 @@ def test_more_ratios_and_seeds_are_added_to_what_is_there(tmp_path: Path, monkey
         compared(tmp_path / "some", ratios=(0.1,), seeds=2, **{**words, "num_images": 48})
 
 
-def test_one_pass_serves_all_moment_metrics_and_ratios(tmp_path: Path) -> None:
-    """Five metrics at three ratios read the images as often as one metric at one ratio."""
-
-    class Counted(list[tuple[Tensor, Tensor]]):
-        passes = 0
-
-        def __iter__(self) -> Any:
-            self.passes += 1
-            return super().__iter__()
-
-    counts = []
-    five = ["gsd", "fdr", "act_variance", "gsd:ridge=0.5", "reader_energy"]
-    for names, ratios in ((five, (0.1, 0.2, 0.3)), (["gsd"], (0.1,))):
-        train, folder = Counted(TRAIN), tmp_path / str(len(names))
-        pr.studies.effectiveness(
-            trained(), train, TEST, folder, metrics=names, ratios=ratios, example=TEST[0][0][:1], progress=False
-        )
-        counts.append(train.passes)
-    assert counts[0] == counts[1] > 0
-
-
-def test_the_help_names_all_metrics_that_read_few_images() -> None:
-    help = {field.name: about.help for field, about in options_of(EffectivenessSettings)}["num_map_images"]
-    named = {name for name in METRICS if name in help.replace(",", " ").replace(")", " ").replace("(", " ").split()}
-    graph = pr.trace(trained(), TEST[0][0][:1])
-    found = pr.score(graph, TRAIN, "all", num_map_images=40, num_images=96, seed=0)
-    assert named == {name for name, scores in found.items() if scores.num_images == 40}
-
-
 def test_repaired_and_retrained_beside_the_cut(tmp_path: Path) -> None:
     words: dict[str, Any] = {"repair": "solve", "num_repair_images": 64, "epochs": 1, "preset": "cosine", "lr": 0.01}
     rows = compared(tmp_path, metrics=["l1"], ratios=(0.5,), **words)
@@ -279,19 +231,6 @@ def test_on_digits_by_one_process_and_by_two(lenet_run: Path, tmp_path: Path, mo
     assert study["command"].startswith("prunus study effectiveness lenet5=") and len(study["rows"]) == 9
 
 
-def test_the_command_prints_a_table_for_each_stage(lenet_run: Path, tmp_path: Path) -> None:
-    weights = lenet_run.parent / "base" / "model.safetensors"
-    words = ["study", "effectiveness", f"lenet5={weights}", "--data", "digits", "--metrics", "l1", "--ratios", "0.5"]
-    words += ["--repair", "solve", "--num-repair-images", "64", "--epochs", "1", "--lr", "0.01", "--device", "cpu"]
-    said = lines(prunus(*words, "--num-eval-images", "200", "--out", tmp_path / "study"))
-    (row,) = (row for row in read_study(tmp_path / "study")["rows"] if row["ratio"] == 0.5)
-    stages = {"accuracy": "before repair", "repaired": "after repair", "retrained": "after retraining"}
-    for stage, when in stages.items():
-        start = said.index(f"accuracy {when}, %, by the fraction of channels removed")
-        assert said[start + 1].split() == ["network", "metric", "0%", "50%"]
-        assert said[start + 2].split()[-1] == f"{row[stage]:.2f}"
-
-
 def test_a_process_that_comes_late_does_its_own_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process looks for what is missing when the first has finished: every row is still somebody's."""
 
@@ -317,8 +256,3 @@ def test_a_process_gives_up_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("prunus.studies.folder.os.getppid", lambda: next(parents))
     with pytest.raises(RunError, match="the process that started this one has ended"):
         wait_until(lambda: False)
-
-
-def test_a_network_without_weights_is_refused() -> None:
-    result = prunus("study", "effectiveness", "lenet5", "--data", "digits")
-    assert result.exit_code == 1 and "give the weight file of lenet5 as lenet5=FILE" in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,29 +23,33 @@ from prunus.studies.recipes import (
     PublishedRow,
     all_commands,
     at_budget,
-    changed,
     commands,
     group_of,
     load_recipe,
-    merged,
     missing,
     published,
     recipe_names,
     recipe_of,
     recipes_called,
-    value_of,
 )
 from prunus.train.settings import DEFAULT_PRESET, PRESETS, preset_of
-from prunus.zoo import models
+from prunus.util.options import parse_value
 from prunus.zoo.models import create, totals
 
 NAMES = recipe_names()
 PRUNING = [name for name in NAMES if load_recipe(name).command == "prune"]
 
 
+def options(words: list[str]) -> dict[str, Any]:
+    """The options of a command by name, those of --set too."""
+    parsed = check(words)
+    changes = (text.partition("=") for text in parsed.get("changes") or ())
+    return parsed | {name: parse_value(value) for name, _, value in changes}
+
+
 def settings(words: list[str]) -> Settings:
     """What `prunus prune` would make of a command."""
-    return settings_from(Settings, check(words))
+    return settings_from(Settings, options(words))
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -128,50 +133,6 @@ def test_a_network_that_a_table_trains_once_is_trained_alike_for_all(table: str,
     assert len(bases) == len(set(bases))  # two commands would train into one folder
 
 
-def test_shared_parts_are_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    texts = {
-        "a": 'like = ["b", "c"]\ntitle = "a"\nopen = ["of a"]\ndeparts = ["a"]\n[run]\nk = 1',
-        "b": 'title = "b"\nopen = ["of b"]\ndeparts = ["b"]\n[run]\nk = 2\nalpha = 2.0\nmodel = "m"',
-        "c": "[run]\nalpha = 3.0\n[budget.cpu.run]\nk = 4",
-    }
-    (tmp_path / "paper" / "files").mkdir(parents=True)
-    for name, text in texts.items():
-        (tmp_path / "paper" / "files" / f"{name}.toml").write_text(text)
-    monkeypatch.setattr(recipes, "files", lambda package: tmp_path)
-    assert recipes._read("a") == {
-        "title": "a",
-        "open": ["of b", "of a"],
-        "departs": ["b", "a"],
-        "run": {"k": 1, "alpha": 3.0, "model": "m"},
-        "budget": {"cpu": {"run": {"k": 4}}},
-    }
-
-
-def says(name: str, part: str, words: str) -> bool:
-    return any(words in text for text in getattr(load_recipe(name), part))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_recipe_names_what_is_not_the_papers(name: str) -> None:
-    recipe = load_recipe(name)
-    by_gsd = "gsd" in f"{recipe.run.get('metric')} {recipe.run.get('metrics')} {recipe.run.get('by')}"
-    assert says(name, "left_open", "a ridge of 0.05") == (by_gsd and recipe.command != "study timing")
-    retrained = recipe.command in ("prune", "study sensitivity")
-    for words in ("best held-out accuracy", "at least 2 channels and 10%", "one number of fine-tuning epochs"):
-        assert says(name, "left_open", words) == retrained
-    assert says(name, "left_open", "around one-third") == (name in PRUNING)
-    assert says(name, "left_open", "chosen by validation accuracy") == retrained
-    assert not says(name, "left_open", "{")
-    assert says(name, "departs", "random resized crop") == (name in PRUNING and "imagenet" in name)
-    bottlenecks = recipe.run["model"] in ("resnet50", "preresnet164") and recipe.command != "show channels"
-    assert says(name, "departs", "no selection here: it reads the stem") == bottlenecks
-    assert says(name, "departs", "alpha is not in [2, 4]") == (recipe.command == "study sensitivity")
-    for shortcut, model in (("shortcut:in", "preresnet164"), ("downsample.0:in", "resnet50")):
-        if any(shortcut in pattern for pattern in recipe.run.get("exclude", ())):
-            assert recipe.run["model"] == model and says(name, "left_open", "not pruned")
-            assert says(name, "left_open", "shortcut")
-
-
 def test_every_row_of_the_papers_own_has_a_recipe() -> None:
     own = {(g.models[0], g.data, row.method) for g in published().groups for row in g.rows if row.by == "the paper"}
     have = {(r.run["model"], r.run["data"].partition(":")[0], r.published) for r in map(load_recipe, PRUNING)}
@@ -184,31 +145,10 @@ def test_figures() -> None:
     two = check(commands(load_recipe("fig2-resnet38-cifar100"), Path("runs"), weights=Path("w"))[0])
     assert (two["ratios"], two["epochs"], two["preset"]) == ("0.1,0.2,0.3,0.4", 150, "effectiveness")
     assert set(two["metrics"].split(",")) == {"gsd", "di", "mmd", "ttest", "abs_snr", "fdr", "random"}
-    five = check(commands(load_recipe("fig5-resnet56-cifar10"), Path("runs"), weights=Path("w"))[0])
+    five = options(commands(load_recipe("fig5-resnet56-cifar10"), Path("runs"), weights=Path("w"))[0])
     assert (five["start"], five["iterations"], five["metric"], five["epochs"]) == ("0.31", 5, "gsd", 200)
     assert five["exact"]  # Algorithm 1 as printed
     assert load_recipe("fig6-vgg16-imagenet").run["num_images"] == 3000
-
-
-@pytest.mark.parametrize("budget", ["cpu", "full"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("fig2", "fig3", "fig4"))])
-def test_di_has_more_images_than_pixels_or_the_recipe_says_so(name: str, budget: str) -> None:
-    """The largest maps: 32 x 32 on CIFAR; on ImageNet 224 x 224 in VGG-16 and 56 x 56 in ResNet-50's first stage."""
-    run = at_budget(load_recipe(name), budget)[0].run
-    if "di" in run["metrics"].split(","):
-        pixels = 32**2 if "cifar" in name else 224**2 if "vgg" in name else 56**2
-        images = run["num_images"] if name.startswith("fig3") else run.get("num_map_images", 2000)
-        assert (images > pixels) != says(name, "open", f"{pixels:,} pixels")
-
-
-def test_the_wheel_has_every_file_that_is_no_code() -> None:
-    """What lies in the package beside Python files is named in pyproject.toml, or an installed prunus lacks it."""
-    package = Path(pr.__file__).parent
-    project = tomllib.loads((package.parent.parent / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["prunus"]
-    packed = {path for pattern in patterns for path in package.glob(pattern)}
-    beside = {p for p in package.rglob("*") if p.is_file() and p.suffix != ".py" and "__pycache__" not in p.parts}
-    assert beside == packed and len(beside) > len(NAMES)
 
 
 def test_changes_are_told() -> None:
@@ -234,24 +174,20 @@ def test_changes_are_told() -> None:
         """),
     )
     smaller, changes = at_budget(recipe, "cpu")
-    assert [str(change) for change in changes] == [
-        "run: epochs 5 -> 1",
-        "run: rounds the default -> 2",
-        "run: alpha 3.0 -> solved so that the rounds reach the target",
-    ]
-    assert recipe.run["epochs"] == 5 and at_budget(recipe, "full") == (recipe, ())
-    other, more = changed(smaller, "train", {"epochs": 2, "augment": False})
-    assert more == (Change("train", "epochs", 9, 2), Change("train", "augment", None, False))
-    third, last = changed(other, "run", {"epochs": 0, "rounds": 3})
-    assert [str(change) for change in merged((*changes, *last)) if change.key != "alpha"] == [
-        "run: epochs 5 -> 0",
-        "run: rounds the default -> 3",
-    ]
-    assert not merged((*changes[:1], *changed(third, "run", {"epochs": 5})[1]))  # as it was in the beginning
-    assert commands(other, Path("here")) == [
+    told = ["run: epochs 5 -> 1", "run: rounds the default -> 2"]
+    solved = "run: alpha 3.0 -> solved so that the rounds reach the target"
+    assert sorted(map(str, changes)) == sorted([*told, solved])
+    assert recipe.run["epochs"] == 5 and at_budget(recipe, "full") == (recipe, [])
+    typed = ["train.epochs=2", "train.augment=false"]
+    smaller, more = at_budget(recipe, "cpu", typed)
+    assert more == [*changes, Change("train", "epochs", 9, 2), Change("train", "augment", None, False)]
+    assert at_budget(recipe, "cpu", typed, is_trained=True)[1] == changes
+    last = at_budget(recipe, "cpu", ["epochs=5", "rounds=3"])[1]  # epochs are as they were in the beginning
+    assert sorted(map(str, last)) == sorted(["run: rounds the default -> 3", solved])
+    assert commands(smaller, Path("here")) == [
         ["train", "resnet8", "--epochs", "2", "--no-augment", "--out", "here/base"],
         [
-            *("prune", "resnet8", "--data", "digits", "--alpha", "3.0", "--epochs", "1"),
+            *("prune", "resnet8", "--data", "digits", "--set", "alpha=3.0", "--epochs", "1"),
             *("--exclude", "a", "--exclude", "b", "--augment", "--rounds", "2"),
             *("--weights", "here/base/model.safetensors", "--out", "here/mine"),
         ],
@@ -272,7 +208,7 @@ def test_files_that_are_not_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_values() -> None:
     texts = {"3": 3, "0.5": 0.5, "true": True, '["a"]': ["a"], "test:0.5": "test:0.5", "gsd,di": "gsd,di"}
-    assert {text: value_of(text) for text in texts} == texts
+    assert {text: parse_value(text) for text in texts} == texts
 
 
 GROUPS = published().groups
@@ -282,24 +218,6 @@ def rows(model: str, data: str) -> dict[str, PublishedRow]:
     group = group_of(model, data)
     assert group is not None
     return {row.method: row for row in group.rows}
-
-
-def test_every_row_of_both_tables_is_there() -> None:
-    counts = {(group.table, group.network): len(group.rows) for group in GROUPS}
-    assert counts == {
-        ("1a", "VGG-16"): 4,
-        ("1a", "ResNet-56"): 9,
-        ("1a", "ResNet-110"): 6,
-        ("1b", "VGG-19"): 2,
-        ("1b", "ResNet-164"): 4,
-        ("2", "VGG-16"): 7,
-        ("2", "ResNet-50"): 8,
-    }
-    assert all(g.models[0] in models.names() for g in GROUPS)
-    assert all(name in models.names() for g in GROUPS for name in g.models if ":" not in name)
-    methods = {row.method for group in GROUPS for row in group.rows}
-    others = "L1 GAL SSS NISP DCP TAS FPGM KSE SLIM LCCN DI CP RNP FBS ThiNet SFP"
-    assert methods == {*others.split(), "G-SD", "G-SD-A", "G-SD-B"}
 
 
 def test_some_rows_as_the_paper_prints_them() -> None:

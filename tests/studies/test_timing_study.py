@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
@@ -46,23 +45,6 @@ def graph() -> pr.ChannelGraph:
     return pr.trace(network(), torch.zeros(1, 1, 16, 16))
 
 
-def test_metrics_may_have_options(graph: pr.ChannelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-    original = METRICS["gsd"].score
-
-    def spy(channels: object, ridge: float = 0.05) -> torch.Tensor:
-        given.append(ridge)
-        return original(channels, ridge=ridge)
-
-    monkeypatch.setitem(METRICS._registered, "gsd", dataclasses.replace(METRICS["gsd"], score=spy))
-    found = timing(graph, batches(), metrics=("gsd:ridge=0.5", "hrank:images=3"), num_images=30)
-    assert [row["metric"] for row in found.rows] == ["gsd:ridge=0.5", "hrank:images=3"] * 2
-    assert set(given) == {0.5}
-    for metric, message in (("gsd:rigde=1", "no option 'rigde'"), ("gsd:tap=reader", "leave tap out")):
-        with pytest.raises(ScoreError, match=message):
-            timing(graph, batches(), metrics=(metric,))
-
-
 def test_every_layer_and_metric_has_a_row(graph: pr.ChannelGraph) -> None:
     found = timing(graph, batches(), metrics=("gsd", "di", "mmd", "reader_energy", "l1", "random"), num_images=30)
     assert [(row["layer"], row["metric"]) for row in found.rows] == [
@@ -87,7 +69,7 @@ def test_the_explicit_inverse_is_di() -> None:
     draw = np.random.default_rng(0)
     x, labels = draw.standard_normal((20, 3, 9)), np.arange(20) % 4
     x[:, :, :2] += labels[:, None, None]
-    maps = Maps("unit", torch.from_numpy(labels), torch.from_numpy(x).float(), None, 1 << 30)
+    maps = Maps("unit", torch.from_numpy(labels), torch.from_numpy(x).float(), 1 << 30)
     expected = []
     for channel in range(3):
         f = x[:, channel].astype(np.float32).astype(np.float64)
@@ -153,19 +135,8 @@ def test_what_is_finished_is_not_timed_again(
 
 
 def test_the_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    words = [
-        "lenet5",
-        "--data",
-        "digits",
-        "--num-images",
-        "40",
-        "--inverse-channels",
-        "1",
-        "--memory",
-        "512M",
-        "--threads",
-        "1",
-    ]
+    words = ["lenet5", "--data", "digits", "--num-images", "40", "--inverse-channels", "1"]
+    words += ["--memory", "512M", "--threads", "1"]
     with caplog.at_level(logging.ERROR):
         said = lines(prunus("study", "timing", *words, "--out", tmp_path / "study", columns=200))
     study = json.loads((tmp_path / "study" / "study.json").read_text())

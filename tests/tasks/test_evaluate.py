@@ -102,11 +102,11 @@ def test_modes_gradients_and_generators_are_as_found() -> None:
     assert model.training and model.norm.training
 
 
-def test_progress_hears_of_every_batch() -> None:
-    heard: list[tuple[int, int | None]] = []
-    evaluate(Table(), batches(10), progress=lambda done, total: heard.append((done, total)))
-    evaluate(Table(), iter(batches(10)), progress=lambda done, total: heard.append((done, total)))
-    assert heard == [(1, 3), (2, 3), (3, 3), (1, None), (2, None), (3, None)]
+def test_progress_is_told_of_every_batch() -> None:
+    told: list[tuple[int, int | None]] = []
+    for loader in (batches(10), iter(batches(10))):
+        evaluate(Table(), loader, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3), (1, None), (2, None), (3, None)]
 
 
 IMAGES = torch.zeros(2, 10)
@@ -135,12 +135,8 @@ def test_bad_batches_are_named(loader: Any, message: str) -> None:
 
 
 def test_a_model_without_logits_and_a_device_that_is_not_there() -> None:
-    class Words(nn.Module):
-        def forward(self, images: Tensor) -> str:
-            return "cat"
-
     with pytest.raises(ModelError, match="not str"):
-        evaluate(Words(), batches(10))
+        evaluate(Answers(lambda _: "cat"), batches(10))
     with pytest.raises(RunError, match="'gpu' cannot be used"):
         evaluate(Table(), batches(10), device="gpu")
     assert evaluate(Table(), batches(10), device="cpu") == evaluate(Table(), batches(10))

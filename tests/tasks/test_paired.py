@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
-from torch import Tensor, nn
+from torch import Tensor
 
 from prunus.errors import FileError, RunError
 from prunus.run.predictions import Predictions, read_predictions, write_predictions
 from prunus.tasks import TASKS, Quality, Task
 from prunus.tasks.evaluate import evaluate_by_class
-from prunus.tasks.paired import BOOTSTRAP, MCNEMAR, SIGNS, ByImage, ImageValues, p_text, paired_test, sign_test
-
-
-class Answers(nn.Module):
-    """The images are the outputs."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images
+from prunus.tasks.paired import BOOTSTRAP, MCNEMAR, SIGNS, ByImage, ImageValues, paired_test, sign_test
+from tests.tasks.nets import Answers
 
 
 def by_image(task: Task, batches: list[tuple[Any, Any]]) -> ImageValues | None:
@@ -49,12 +44,9 @@ def test_mcnemar_by_hand() -> None:
     assert found.p == 0.125 and found.p_text == "0.125" and found.difference == pytest.approx(5 / 30)
     # Differences are 6 times 1, once -1, else 0: their variance is (7 - 30 (5/30)^2) / 29.
     assert found.standard_error == pytest.approx(math.sqrt((7 - 25 / 30) / 29 / 30))
-    assert p_text(0.0004) == "< 0.001"
-
-
-def test_other_values_have_a_sign_test() -> None:
-    first, second = torch.tensor([0.5, 0.25, 0.75, 1.0]), torch.tensor([0.75, 0.5, 1.0, 1.0])
-    found = paired_test(ImageValues(first, "x"), ImageValues(second, "x"))
+    assert replace(found, p=0.0004).p_text == "< 0.001"
+    one, two = torch.tensor([0.5, 0.25, 0.75, 1.0]), torch.tensor([0.75, 0.5, 1.0, 1.0])  # no right and wrong answers
+    found = paired_test(ImageValues(one, "x"), ImageValues(two, "x"))
     assert (found.test, found.better, found.worse, found.p) == (SIGNS, 3, 0, 0.25)
 
 
@@ -115,17 +107,13 @@ def test_what_cannot_be_taken_apart_is_not_kept() -> None:
             raise ValueError("one image")
         return outputs.sum(0)
 
-    for measure in (of_the_batch, no_single_images):
-        task = Task(
-            name="own", loss=lambda out, _: out.mean(), quality=Quality(measure, value=lambda sums: float(sums.sum()))
-        )
+    for quality in (
+        Quality(of_the_batch, value=lambda sums: float(sums.sum())),
+        Quality(no_single_images, value=lambda sums: float(sums.sum())),
+        Quality(lambda outputs, labels: list(outputs), value=lambda items: float(len(items)), collects=True),
+    ):
+        task = Task(name="own", loss=lambda out, _: out.mean(), quality=quality)
         assert by_image(task, [(torch.rand(6, 2), torch.zeros(6))]) is None
-
-
-def test_items_of_images_are_not_sums() -> None:
-    quality = Quality(lambda outputs, labels: list(outputs), value=lambda items: float(len(items)), collects=True)
-    task = Task(name="own", loss=lambda out, _: out.mean(), quality=quality)
-    assert by_image(task, [(torch.rand(6, 2), torch.zeros(6))]) is None
 
 
 def test_the_file_keeps_values_and_refuses_others(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_every_unit_on_batches_of_other_sizes_than_the_example(name: str) -> Non
     before = copy.deepcopy(model.state_dict())
     inplace = [getattr(module, "inplace", None) for module in model.modules()]
     staged = PartialForward(graph)
-    for number, size in enumerate((5, 2, 7)):
+    for number, size in enumerate((5, 2)):
         images = drawn(example, size, seed=number)
         given = copy.deepcopy(images)
         if number == 0:
@@ -221,31 +221,6 @@ def test_nothing_in_front_of_a_change_runs_again() -> None:
 
 
 @torch.no_grad()
-def test_a_batch_size_that_the_model_spells_out() -> None:
-    """Traced on one image, `reshape(1, ...)` cannot run on five: then the model does."""
-
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.fc, self.rows = conv(3, 4), conv(4, 6), nn.Linear(6, 5), 1
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.a(x)).reshape(self.rows, 4, 8, 8)
-            return self.fc(pooled(self.b(x)))
-
-    model = seeded(Fixed)
-    graph = pr.trace(model, torch.zeros(1, 3, 8, 8))
-    images = drawn(torch.zeros(1, 3, 8, 8), 5)
-    model.rows = 5  # type: ignore[assignment]
-    staged = PartialForward(graph)
-    assert not staged.agrees(images)
-    torch.testing.assert_close(staged.whole(images), model(images))
-    with pr.zeroed(graph, {"b:out": [0, 2]}):
-        want = model(images)
-    torch.testing.assert_close(staged.without("b:out", [0, 2]), want)
-
-
-@torch.no_grad()
 def test_only_what_is_needed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chain: what enters b (4 channels of 8x8) and what enters fc (6 values), 4 bytes each."""
     graph = pr.trace(seeded(NETS["chain"].build), torch.zeros(2, 3, 8, 8))
@@ -260,20 +235,32 @@ def test_only_what_is_needed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @torch.no_grad()
-def test_an_overwritten_value_that_shows_only_in_a_later_batch() -> None:
-    """`x.clamp_()` with its result dropped does nothing to small values: the first batch cannot tell, the calls can."""
+def test_where_the_trace_does_not_fit_the_model_runs() -> None:
+    class Fixed(nn.Module):
+        """Traced on one image, `reshape(1, ...)` cannot run on five."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.conv1, self.fc, self.rows = conv(3, 4), conv(4, 6), nn.Linear(6, 5), 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.a(x)).reshape(self.rows, 4, 8, 8)
+            return self.fc(pooled(self.conv1(x)))
 
     def clamp(net: Block, x: Tensor, y: Tensor) -> Tensor:
-        x.clamp_(max=5.0)
+        x.clamp_(max=5.0)  # of small values it changes nothing: the first batch cannot tell, the calls can
         return x + y
 
-    model = seeded(lambda: Block(clamp))
-    graph = pr.trace(model, torch.zeros(1, 3, 8, 8))
-    small = drawn(torch.zeros(1, 3, 8, 8), 4) * 0.1
-    staged = PartialForward(graph)
-    assert not staged.agrees(small)
-    large = small * 1000
-    torch.testing.assert_close(staged.whole(large), model(large.clone()))
-    with pr.zeroed(graph, {"conv1:out": [1, 4]}):
-        want = model(large.clone())
-    torch.testing.assert_close(staged.without("conv1:out", [1, 4]), want)
+    for model in (seeded(Fixed), seeded(lambda: Block(clamp))):
+        graph = pr.trace(model, torch.zeros(1, 3, 8, 8))
+        small = drawn(torch.zeros(1, 3, 8, 8), 5) * 0.1
+        if isinstance(model, Fixed):
+            model.rows = 5
+        staged = PartialForward(graph)
+        assert not staged.agrees(small)
+        large = small * 1000
+        torch.testing.assert_close(staged.whole(large), model(large.clone()))
+        unit = "conv1:out"
+        with pr.zeroed(graph, {unit: [1, 3]}):
+            want = model(large.clone())
+        torch.testing.assert_close(staged.without(unit, [1, 3]), want)

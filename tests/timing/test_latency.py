@@ -7,6 +7,7 @@ import math
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -90,13 +91,13 @@ def test_in_another_engine_and_with_other_threads() -> None:
         latency(models, torch.zeros(1, 4), engine="egaer")
 
 
-def test_bad_settings() -> None:
-    with pytest.raises(RunError, match="rounds"):
-        latency({"a": nn.Identity()}, torch.zeros(1, 1), rounds=0)
-    with pytest.raises(RunError, match="batch sizes"):
-        latency({"a": nn.Identity()}, torch.zeros(1, 1), batch_sizes=(0,))
-    with pytest.raises(DataError, match=r"\[0, 3\]"):
-        latency({"a": nn.Identity()}, torch.zeros(0, 3))
+@pytest.mark.parametrize(
+    "images, how, complaint",
+    [(1, {"rounds": 0}, "rounds"), (1, {"batch_sizes": (0,)}, "batch sizes"), (0, {}, r"\[0, 3\]")],
+)
+def test_bad_settings(images: int, how: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DataError if images == 0 else RunError, match=complaint):
+        latency({"a": nn.Identity()}, torch.zeros(images, 3), **how)
 
 
 FAULTS = """
@@ -132,19 +133,14 @@ def test_the_interval_is_between_ranks(pairs: int, rank: int) -> None:
     assert found.ratio == (pairs + 1) / 2
 
 
-def test_fewer_than_six_pairs_say_nothing() -> None:
+def test_fewer_than_six_pairs_say_nothing_and_pairs_cancel_load_that_both_meet() -> None:
+    load = [1.0, 10.0, 3.0, 1.0, 7.0, 2.0, 1.0, 9.0, 4.0, 1.0]
+    assert speedup([2 * slow for slow in load], load) == Speedup(2.0, 2.0, 2.0)
     found = speedup([2.0] * 5, [1.0] * 5)
     assert (found.ratio, found.low, found.high) == (2.0, 0.0, math.inf)
     assert not found.measurable and str(found) == NO_DIFFERENCE and not speedup([], []).measurable
     assert str(Speedup(1.523, 1.401, 1.664)) == "1.52x (1.40 to 1.66)"
     assert str(Speedup(0.37, 0.2, 1.1)) == str(Speedup(1.6, 0.9, 3.0)) == "no measurable difference"
-
-
-def test_pairs_cancel_load_that_both_meet() -> None:
-    """The machine is up to ten times slower in some turns; the ratio of each pair stays 2."""
-    load = [1.0, 10.0, 3.0, 1.0, 7.0, 2.0, 1.0, 9.0, 4.0, 1.0]
-    found = speedup([2 * slow for slow in load], load)
-    assert (found.ratio, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
 def test_equal_networks_are_rarely_told_apart() -> None:

@@ -86,7 +86,7 @@ def test_predictions() -> None:
     assert table.by_layer(graph, keep) == {"stem": 12, "one": 16, "two": 16, "fc": 8}
     assert table.predict(graph, keep) == 62  # what is not a layer stays
     assert table.by_layer(graph, {read: [1, 2]})["one"] == 16.5  # 2 x 8, and the selection
-    assert table.seconds("one", 2, 8, selects=True) == 16.5
+    assert table.layers["one"].at(2, 8, selects=True) == 16.5
     assert table.widths(graph)[inner] == (2, 4, 8) and table.widths(graph)[read] == (2, 4)
     graph = small_graph("coupled")  # what is not a layer shrinks with the stream
     table = made_up(graph, 10.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime
@@ -18,11 +19,10 @@ from prunus.errors import FileError, RunError
 from prunus.timing import latency, layer_blocks
 from prunus.timing import layer_timing as measure
 from prunus.timing.engines import ENGINES, PreparedModel
-from prunus.timing.latency_table import MeasuredWith, TimingCache, cache_folder, widths_to_time
+from prunus.timing.latency_table import TimingCache, cache_folder, widths_to_time
 from prunus.timing.layer_blocks import Run, find_blocks
 from prunus.timing.layer_timing import (
     Timer,
-    coarse,
     complete,
     half_of_channels,
     latency_table,
@@ -32,7 +32,7 @@ from prunus.timing.layer_timing import (
 from tests.clock import Clock
 from tests.deciding.toys import seeded
 from tests.nets import NETS
-from tests.timing.test_latency_table import small_graph, units
+from tests.timing.test_latency_table import SETTING, small_graph, units
 
 CLOCK = Clock(tick=1e-9)
 
@@ -71,9 +71,8 @@ class TwoPaced(nn.Sequential):
 def test_layers_that_look_alike_are_timed_apart(cache: Path, clock: Clock) -> None:
     graph = pr.trace(seeded(TwoPaced), torch.zeros(1, 8, 4, 4))
     table = latency_table(graph, batch=2, threads=1)
-    assert table.seconds("0", 8, 8) == pytest.approx(16e-5, rel=1e-3)
-    assert table.seconds("2", 8, 8) == pytest.approx(16e-4, rel=1e-3)
-    assert table.seconds("2", 4, 4) == pytest.approx(8e-4, rel=1e-3)
+    times = [table.layers[name].at(width, width) for name, width in (("0", 8), ("2", 8), ("2", 4))]
+    assert times == pytest.approx([16e-5, 16e-4, 8e-4], rel=1e-3)
     assert table.whole == pytest.approx(176e-5, rel=1e-3) and abs(table.remainder) < 1e-6
     kept = json.loads(TimingCache.path(table.measured_with).read_text())["timings"]
     assert not [kind for kind in kept if "layer" in kind]  # of no use to other networks
@@ -81,6 +80,8 @@ def test_layers_that_look_alike_are_timed_apart(cache: Path, clock: Clock) -> No
 
 def test_times_are_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph()
+    with pytest.raises(RunError, match="batch and threads of at least 1, got 0"):
+        latency_table(graph, batch=0)
     table = latency_table(graph, batch=2, threads=1)
     path = TimingCache.path(table.measured_with)
     assert cache_folder() == cache / "prunus" / "latency" and path.exists()
@@ -95,21 +96,28 @@ def test_times_are_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPa
             latency_table(graph, batch=2, threads=1)
 
 
-def test_mistakes() -> None:
-    graph = small_graph()
-    with pytest.raises(RunError, match="no engine called 'openvin': did you mean openvino"):
-        latency_table(graph, "openvin")
-    with pytest.raises(RunError, match="batch and threads of at least 1, got 0"):
-        latency_table(graph, batch=0)
+class OneStream(nn.Module):
+    """The first layer writes a stream, of which the second selects channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return x + self.one(x)
 
 
 @pytest.mark.parametrize("engine", ["eager", "onnxruntime", "onnxruntime-int8", "openvino", "mnn", "ncnn"])
 def test_a_small_network_in_every_engine(engine: str) -> None:
-    graph = small_graph()
+    if ENGINES[engine].crashes():
+        return
+    graph = small_graph() if engine == "onnxruntime" else pr.trace(seeded(OneStream), torch.zeros(1, 3, 4, 4))
     table = latency_table(graph, engine, batch=2, threads=1, progress=False)
-    inner, read = units(graph)
     assert set(table.layers) == set(graph.layers) and table.predict(graph) == pytest.approx(table.whole)
-    assert table.widths(graph)[inner] == (1, 2, 3, 4, 6, 7, 8) and table.widths(graph)[read] == (1, 2, 3, 4)
+    inner, read = units(graph) if engine == "onnxruntime" else (None, "one:in")
+    assert inner is None or table.widths(graph)[inner] == (1, 2, 3, 4, 6, 7, 8)
+    assert table.widths(graph)[read] == ((1, 2, 3, 4) if inner else (1, 2, 3))
     assert table.measured_with.engine == engine and table.measured_with.batch == 2
     assert all(seconds > 0 for times in table.layers.values() for row in times.seconds for seconds in row)
 
@@ -124,7 +132,7 @@ def test_compiled_layers_are_scaled(cache: Path, monkeypatch: pytest.MonkeyPatch
     compiled = latency_table(graph, "compile", batch=2, threads=1)
     assert compiled.measured_with.engine == "compile" and compiled.whole == eager.whole / 2
     assert compiled.predict(graph) == pytest.approx(eager.whole / 2)
-    assert compiled.seconds("one", 4, 8) <= eager.seconds("one", 4, 8)
+    assert compiled.layers["one"].at(4, 8) <= eager.layers["one"].at(4, 8)
 
 
 class Slower(nn.Sequential):
@@ -143,7 +151,7 @@ class Slower(nn.Sequential):
 def test_layers_are_scaled_to_their_time_inside_the_network(cache: Path, clock: Clock) -> None:
     graph = pr.trace(seeded(Slower), torch.zeros(1, 8, 4, 4))
     table = latency_table(graph, batch=2, threads=1)
-    assert table.seconds("0", 8, 8) == pytest.approx(2 * 16e-5, rel=1e-2)  # 2 images, 8 outputs, 1e-5 s each, twice
+    assert table.layers["0"].at(8, 8) == pytest.approx(2 * 16e-5, rel=1e-2)  # 2 images, 8 outputs, 1e-5 s each, twice
     assert table.whole == pytest.approx(2 * 36e-5 + 1e-3, rel=1e-2) and table.remainder == pytest.approx(1e-3, rel=1e-2)
     first, second = graph.units
     assert table.predict(graph, {first: [0, 1], second: [3]}) == pytest.approx(2 * 10e-5 + 1e-3, rel=1e-2)
@@ -169,7 +177,7 @@ def test_the_smaller_network_has_half_of_the_inner_channels() -> None:
             assert len(set(np.bincount(unit.blocks[list(kept[unit.name])], minlength=unit.granule))) == 1
 
 
-class WithoutLayers(nn.Module):
+class Weighted(nn.Module):
     """Nothing that is timed as a layer."""
 
     def __init__(self) -> None:
@@ -181,26 +189,14 @@ class WithoutLayers(nn.Module):
 
 
 def test_a_network_without_layers_is_all_remainder(cache: Path) -> None:
-    graph = pr.trace(seeded(WithoutLayers), torch.zeros(1, 3, 6, 6))
+    graph = pr.trace(seeded(Weighted), torch.zeros(1, 3, 6, 6))
     table = latency_table(graph, batch=2, threads=1)
     assert table.remainder == table.whole == table.predict(graph) > 0
 
 
-def test_both_ways_of_streams_have_smaller_networks_of_their_own(cache: Path) -> None:
-    graphs = [pr.trace(seeded(OnlyAStream), torch.zeros(1, 3, 6, 6), way) for way in ("select", "coupled")]
-    kinds = {measure._network_kind(graph, measure.find_grids(graph)) for graph in graphs}
-    assert len(kinds) == 2
-
-
-class OnlyAStream(nn.Module):
-    """Two layers that are added: with selections the classifier reads a part, coupled both layers shrink."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.fc = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc((self.a(x) + self.b(x)).relu().mean((2, 3)))
+def test_both_ways_of_streams_have_smaller_networks_of_their_own() -> None:
+    graphs = [pr.trace(seeded(OneStream), torch.zeros(1, 3, 6, 6), way) for way in ("select", "coupled")]
+    assert len({measure._network_kind(graph, measure.find_grids(graph)) for graph in graphs}) == 2
 
 
 @pytest.mark.parametrize("name", ["grouped", "depthwise", "transposed", "flattened", "sound", "volume"])
@@ -221,40 +217,29 @@ def test_every_kind_of_layer_as_a_graph(name: str) -> None:
 def test_a_block_in_onnxruntime_is_what_is_behind_the_convolution_before_it() -> None:
     graph = small_graph()
     (block,) = [block for block in find_blocks(graph) if block.layer == "one"]
-    total = measure.layer_sum(ENGINES["onnxruntime"], block, 4, 8)
-    assert {run.what: sign for run, sign in total.items()} == {"block": 1, "before": -1}
+    timer = Timer(ENGINES["onnxruntime"], torch.device("cpu"), TimingCache(SETTING, {}))
+    (_, sums), (_, selections) = measure._missing(timer, [measure.Grid(block, (2, 4), (8,), True, 0)]).values()
+    assert sums["4->8"] == {Run("block", 4, 8): 1, Run("before", 4): -1}
+    assert selections == {
+        "2": {Run("selection", 2): 1, Run("before", 2): 1, Run("before", 4): -1, Run("reading", 2): -1}
+    }
     for run, channels in ((Run("before", 4), 4), (Run("selection", 3), layer_blocks.READ)):
         content, shape = layer_blocks.onnx_graph(block, run, 2)
         (made,) = onnxruntime.InferenceSession(content).run(None, {"x": np.zeros(shape, np.float32)})
         assert made.shape == (2, channels, 1, 1)
 
 
-class FakeEvent:
-    """Stands for torch.cuda.Event: time is what the test's clock says, in milliseconds."""
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = CLOCK.now
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        return 1e3 * (end.at - self.at)
-
-
 def test_a_gpu_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nothing:
-        def __init__(self, *_: Any) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: Any) -> None: ...
-
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    """Events of the test's clock, in milliseconds."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "device", Nothing)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    marks: list[float] = []
+    events = [Mock(), Mock()]
+    events[0].elapsed_time = lambda end: 1e3 * (marks[-1] - marks[-2])
+    for event in events:
+        event.record = lambda: marks.append(CLOCK.now)
+    turns = itertools.cycle(events)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: next(turns))
     device = torch.device("cuda", 0)
     assert not latency.processor_time(device, 1) and latency.processor_time(torch.device("cpu"), 1)
     found = latency.take_turns([lambda: CLOCK.sleep(0.25)], [device], warmup=1, rounds=2, repeats=2)
@@ -270,19 +255,9 @@ def test_times_are_relative_to_a_reference(clock: Clock) -> None:
         slower[0] = next(pace)
         clock.sleep(1e-3 * slower[0])
 
-    setting = MeasuredWith("eager", "2.0", "2.0", "abacus", "beads", threads=1, batch=4)
-    timer = Timer(ENGINES["eager"], torch.device("cpu"), TimingCache(setting, {"reference": {"seconds": 5e-4}}))
+    timer = Timer(ENGINES["eager"], torch.device("cpu"), TimingCache(SETTING, {"reference": {"seconds": 5e-4}}))
     vars(timer)["_reference"] = reference
     assert timer.seconds([lambda: clock.sleep(2e-3 * slower[0])], 3, 1) == [pytest.approx(1e-3, rel=1e-3)]
-
-
-def test_the_cross_and_a_coarse_grid_are_timed() -> None:
-    widths = widths_to_time(64)
-    assert coarse(widths) == [16, 31, 32, 48, 64] and coarse((1, 3)) == [1, 3] and coarse((5,)) == [5]
-    pairs = pairs_to_time(widths, widths)
-    assert {(i, 64) for i in widths} | {(64, o) for o in widths} <= set(pairs)
-    assert len(pairs) == len(set(pairs)) == 2 * len(widths) - 1 + 16  # of 361
-    assert pairs_to_time((3,), (8, 16)) == [(3, 8), (3, 16)]
 
 
 def test_other_pairs_are_completed() -> None:

@@ -86,8 +86,6 @@ def described(values: Any) -> dict[str, list[str | int]]:
     ("model", "example", "inputs", "outputs"),
     [
         (One, RGB, {"input": 3}, {"output": [2]}),
-        (One, {"pixel_values": RGB}, {"input": 3}, {"output": [2]}),
-        (Two, (RGB, DEPTH), {"rgb": 3, "depth": 1}, {"logits": [2], "feature": [4]}),
         (Two, {"depth": DEPTH, "rgb": RGB}, {"depth": 1, "rgb": 3}, {"logits": [2], "feature": [4]}),
         (Pair, ((RGB, DEPTH),), {"pair_0": 3, "pair_1": 1}, {"output_0": [2], "output_1": [4]}),
     ],

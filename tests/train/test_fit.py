@@ -25,6 +25,7 @@ from prunus.train.fit import StepReport, fit
 from prunus.train.settings import Preset
 from prunus.zoo.models import create
 from tests.processes import python
+from tests.proof import same_state
 from tests.train.toys import CLASSES, batches, network, same_tensors, shuffled, state_of
 
 STEPS = Preset("steps", epochs=5, lr=0.1, batch_size=8)  # 0.1, 0.1, 0.02, 0.02, 0.004
@@ -62,22 +63,17 @@ def test_equals_a_loop_by_hand_bit_for_bit() -> None:
     model, data, held = network(), batches(6), batches(3, seed=5)
     expected, losses, accuracies = by_hand(model, data, [0.1, 0.1, 0.02, 0.02, 0.004])
     fitted = fit(model, data, held, preset=STEPS, channels_last=False, device="cpu")
-    assert same_tensors(state_of(fitted.model), state_of(expected))
+    assert same_state(fitted.model, expected)
     assert [epoch.number for epoch in fitted.history] == [1, 2, 3, 4, 5]
     assert [epoch.lr for epoch in fitted.history] == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004])
     assert [epoch.loss for epoch in fitted.history] == pytest.approx(losses, rel=1e-6)
     assert [epoch.quality for epoch in fitted.history] == pytest.approx(accuracies)
     assert fitted.history[-1].holdout == evaluate(expected, held)
     assert losses[-1] < 0.5 * losses[0]  # and it does learn
-
-
-def test_channels_last_computes_the_same_and_gives_back_plain_memory() -> None:
-    model, data = network(), batches(4)
-    plain = fit(model, data, preset=STEPS, channels_last=False).model
-    other = fit(model, data, preset=STEPS, channels_last=True).model
-    for name, tensor in plain.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
-    assert all(parameter.is_contiguous() for parameter in other.parameters())
+    ordered = fit(model, data, preset=STEPS, channels_last=True).model
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(ordered.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+    assert all(parameter.is_contiguous() for parameter in ordered.parameters())
 
 
 def test_distillation_equals_a_loop_by_hand() -> None:
@@ -88,7 +84,7 @@ def test_distillation_equals_a_loop_by_hand() -> None:
     for name, tensor in state_of(expected).items():
         torch.testing.assert_close(fitted.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
     assert teacher.training  # as found, though it taught in eval mode
-    assert not same_tensors(state_of(fitted.model), state_of(fit(model, data, preset=STEPS, channels_last=False).model))
+    assert not same_state(fitted.model, fit(model, data, preset=STEPS, channels_last=False).model)
 
 
 def test_nothing_of_the_callers_is_changed() -> None:
@@ -169,7 +165,7 @@ def test_a_pruned_network_with_channel_selection_is_trained_like_any_other() -> 
     expected, _, _ = by_hand(small, data, [0.1, 0.02])
     preset = Preset("two", epochs=2, lr=0.1, batch_size=8, milestones=(0.5,))
     fitted = fit(small, data, preset=preset, channels_last=False)
-    assert same_tensors(state_of(fitted.model), state_of(expected))
+    assert same_state(fitted.model, expected)
     assert not torch.equal(fitted.model(data[0][0]), small(data[0][0]))
 
 

@@ -13,14 +13,15 @@ from prunus.run.settings import Settings
 from prunus.train.fit import fit
 from prunus.train.settings import DEFAULT_PRESET, PRESETS, Preset, TrainingSettings, preset_of
 from tests.processes import ENVIRONMENT
-from tests.train.toys import batches, network, same_tensors, state_of
+from tests.proof import same_state
+from tests.train.toys import batches, network
 
 
 def test_an_object_and_names_give_the_same_run() -> None:
     by_name = fit(network(), batches(2), epochs=1, lr=0.01, seed=3)
     settings = TrainingSettings(epochs=1, lr=0.5, seed=3)
     by_object = fit(network(), batches(2), None, settings, lr=0.01)  # a name replaces a field
-    assert same_tensors(state_of(by_name.model), state_of(by_object.model)) and by_name.history[0].number == 1
+    assert same_state(by_name.model, by_object.model) and by_name.history[0].number == 1
     assert TrainingSettings().preset == Settings().preset == DEFAULT_PRESET
     assert TrainingSettings(epochs=4, lr=0.2).schedule.epochs == 4
     assert TrainingSettings(lr=0.2).schedule.epochs == PRESETS[DEFAULT_PRESET].epochs
@@ -70,8 +71,6 @@ def test_warm_ups_and_milestones() -> None:
     assert preset.lr_at(0.1) == pytest.approx(preset.lr / 2) and preset.lr_at(0.2) == pytest.approx(preset.lr)
     preset = Preset("p", epochs=10, lr=1.0, batch_size=8, schedule="cosine", warmup=5)
     assert preset.lr_at(0.5) == pytest.approx(0.5)
-    assert preset.warmed_up(0.4).lr_at(2) == pytest.approx(0.5) and preset.warmed_up(0.4).lr_at(4) == pytest.approx(1)
-    assert preset.warmed_up(0).lr_at(0) == 1 and preset.warmed_up(None) is preset
     preset = Preset("own", epochs=25, lr=1.0, batch_size=8, milestones=(0.28,), factor=0.1)
     assert 0.28 * 25 > 7  # in binary
     assert preset.lr_at(7) == pytest.approx(0.1) and preset.lr_at(6.999) == 1.0

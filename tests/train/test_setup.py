@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,12 @@ from torch.nn import functional as F
 from prunus.errors import RunError
 from prunus.tasks.evaluate import squared_distance
 from prunus.train import distillation as teachers
-from prunus.train.distillation import Teacher, common_maps
+from prunus.train.distillation import common_maps
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
-from prunus.train.setup import AveragedWeights, SomeBatches, mixed
+from prunus.train.setup import AveragedWeights, SomeBatches
 from prunus.util.batches import batch_digest
-from prunus.util.processes import accelerating
 from prunus.zoo.models import create
-from tests.processes import torchrun
 from tests.train.toys import batches, network, shuffled, state_of
 
 SHORT = Preset("short", epochs=4, lr=0.05, batch_size=8)
@@ -58,8 +54,6 @@ def test_kept_answers_give_the_loss_of_a_teacher_that_answers_each_time() -> Non
     teacher = Counting()
     fit(network(0.4), shuffled(), preset=SHORT, teacher=teacher, views=2)
     assert teacher.count[0] == 2 * 5  # of 4 epochs of 5 batches; the last two repeat the first two
-    fit(network(0.4), shuffled(), preset=SHORT, teacher=teacher, mixup=0.3, views=2)
-    assert teacher.count[0] == 2 * 2 * 5  # mixed images come again as well
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,33 +119,6 @@ def test_averaged_weights_are_evaluated_and_returned() -> None:
         fit(model, batches(2), preset=SHORT, ema=0.9, soft_prune=0.2)
 
 
-def test_mixup_by_hand() -> None:
-    images, labels = torch.eye(4).view(4, 1, 2, 2), torch.arange(4)
-    torch.manual_seed(1)
-    found, targets = mixed(images, labels, 0.5)
-    (share, first), (rest, second) = targets
-    assert share + rest == pytest.approx(1) and 0.5 <= share < 1 and torch.equal(first, labels)
-    assert sorted(second.tolist()) == [0, 1, 2, 3] and second.tolist() != [0, 1, 2, 3]
-    expected = share * F.one_hot(first, 4) + rest * F.one_hot(second, 4)  # each image is the one-hot code of its label
-    torch.testing.assert_close(found.flatten(1), expected.float())
-    assert mixed(images, labels, 0.0) == (images, [(1.0, labels)])
-    with pytest.raises(RunError, match="mixup needs a tensor of images"):
-        mixed({"a": images}, labels, 0.5)
-
-
-def test_the_loss_of_mixed_labels_is_that_of_soft_labels() -> None:
-    model, data, preset = network().eval(), batches(1), Preset("one", epochs=1, lr=1e-9, batch_size=8)
-    fitted = fit(model, data, preset=preset, mixup=0.5, seed=4, batch_norm="frozen", channels_last=False)
-    from prunus.util.state import generators_kept, reseed
-
-    with generators_kept(), torch.no_grad():
-        reseed(4, 0, 0)
-        images, ((share, first), (rest, second)) = mixed(*data[0], 0.5)
-        soft = share * F.one_hot(first, 4) + rest * F.one_hot(second, 4)
-        expected = F.cross_entropy(model(images), soft)
-    assert fitted.history[0].loss == pytest.approx(float(expected), rel=1e-5)
-
-
 def test_common_feature_maps_are_the_ends_of_the_stages() -> None:
     from prunus import Plan, prune, trace
 
@@ -190,16 +157,6 @@ def test_feature_distillation_adds_the_relative_distance() -> None:
     assert float(squared_distance([mine], [its])) == pytest.approx(distance)
 
 
-def test_a_teacher_is_a_copy_in_eval_mode() -> None:
-    mine = network(0.5).train()
-    with accelerating("cpu", "no") as accelerator:
-        teacher = Teacher(mine, accelerator, True, keeps=True)
-        images = batches(1)[0][0]
-        answer, maps = teacher.answer(images)
-    torch.testing.assert_close(answer, copy.deepcopy(mine).eval()(images))
-    assert mine.training and maps == {} and not answer.requires_grad
-
-
 @pytest.mark.parametrize("count", [0, 1, 5, 6])
 def test_a_part_of_the_batches(count: int) -> None:
     loader = [(number, number) for number in range(count)]
@@ -209,17 +166,3 @@ def test_a_part_of_the_batches(count: int) -> None:
         assert [len(share) for share in shares] == [len(loader[rank::world]) for rank in range(world)]
     first = SomeBatches(loader, 0, 3, 1)
     assert list(first) == loader[:3] and len(first) == len(loader[:3])
-
-
-def test_two_processes_end_with_one_network(tmp_path: Path) -> None:
-    torchrun("tests.train.two_processes", tmp_path)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert (first["rank"], second["rank"], first["world"]) == (0, 1, 2)
-    for name in ("list", "loader"):
-        assert first[name] == second[name]  # weights and batch-norm statistics, bit for bit
-        together, alone = first[f"{name} quality"], first[f"{name} whole"]
-        assert together == second[f"{name} quality"] and together["num_images"] == 24
-        low, high = first[f"{name} bounds"]  # with room for rounding: each process evaluates its share
-        assert low <= together["quality"] <= high and together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-    lines = (tmp_path / "list" / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 1  # written by one process, once

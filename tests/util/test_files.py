@@ -38,11 +38,8 @@ def test_the_umask_decides_for_all_files_of_a_network(tmp_path: Path, umask: int
     finally:
         os.umask(before)
     files = [*(tmp_path / "small").iterdir(), tmp_path / "whole.safetensors"]
-    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == {
-        "plan.json": mode,
-        "model.safetensors": mode,
-        "whole.safetensors": mode,
-    }
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
+    assert modes == dict.fromkeys(("plan.json", "model.safetensors", "whole.safetensors"), mode)
 
 
 def test_what_a_killed_process_left_does_not_matter(tmp_path: Path) -> None:
@@ -101,11 +98,12 @@ def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
     refuse_others(tmp_path / "new", PRUNING)
     refuse_others(tmp_path / "run", STUDY, beside=(PRUNING,))
     refuse_overwriting(tmp_path / "run" / "new.json")
-    with pytest.raises(RunError, match="run holds a pruning run, and a study would overwrite or mix up its files"):
-        refuse_others(tmp_path / "run", STUDY)
-    with pytest.raises(RunError, match=r"other holds config\.json, which is not that of a study"):
-        refuse_others(tmp_path / "other", STUDY, "config.json")
-    with pytest.raises(RunError, match=r"plan\.json is a file; name a folder"):
-        refuse_others(tmp_path / "pruned" / "plan.json", STUDY)
+    for folder, writes, message in (
+        ("run", (), "run holds a pruning run, and a study would overwrite or mix up its files"),
+        ("other", ("config.json",), r"other holds config\.json, which is not that of a study"),
+        ("pruned/plan.json", (), r"plan\.json is a file; name a folder"),
+    ):
+        with pytest.raises(RunError, match=message):
+            refuse_others(tmp_path / folder, STUDY, *writes)
     with pytest.raises(RunError, match=r"plan\.json belongs to a pruned network; write to another file"):
         refuse_overwriting(tmp_path / "pruned" / "plan.json")

@@ -47,9 +47,6 @@ def test_unknown_names_get_the_nearest(shapes: Registry[Shape]) -> None:
         shapes.find("squar")
     with pytest.raises(KeyError):
         shapes["squar"]
-
-
-def test_names_that_begin_alike_are_near() -> None:
     known = ["fig1-lenet5-mnist", "fig2-vgg16-cifar10", "fig2-resnet38-cifar100", "cosine"]
     assert nearest("fig2", known) == ["fig2-vgg16-cifar10", "fig2-resnet38-cifar100"]
     assert nearest("cosin", known) == ["cosine"] and nearest("f", known) == nearest("zebra", known) == []

@@ -87,12 +87,8 @@ def test_everything_is_restored(fails: bool) -> None:
     assert (model.names, model.table, model.members) == (["a"], {"x": [1]}, {1})
     assert (list(model.queue), model.state) == ([1, 2], None)
     assert not hasattr(model.hidden[0], "tag") and not hasattr(model, "fresh")
-    assert list(dict(model.named_buffers())) == [
-        "total",
-        "norm.running_mean",
-        "norm.running_var",
-        "norm.num_batches_tracked",
-    ]
+    running = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    assert list(dict(model.named_buffers())) == ["total", *running]
     assert list(dict(model.named_children())) == ["norm"] and not model.norm._forward_hooks
     assert torch.equal(model.generator.get_state(), random)
 

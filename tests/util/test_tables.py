@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import re
 
-from prunus.util.tables import latex_table, latex_text, markdown_table
-
-
-def test_special_characters_are_escaped() -> None:
-    assert latex_text(r"50% of a_b & {x} #1 $2 \n") == r"50\% of a\_b \& \{x\} \#1 \$2 \textbackslash{}n"
-    assert latex_text("p < 0.001 ±0.2 −3 2×2 ~^|") == (
-        r"p $<$ 0.001 $\pm$0.2 $-$3 2$\times$2 \textasciitilde{}\textasciicircum{}$|$"
-    )
+from prunus.util.tables import latex_table, markdown_table
 
 
 def test_a_table_by_hand() -> None:
-    found = latex_table(["run", "top-1 (%)"], [["a_1", "93.4"], ["b"]], [1], caption="Runs & more", label="tab:runs")
+    rows = [[r"a_1 {x} \n", "p < 0.001 ±0.2 −3 2×2 ~^|"], ["b"]]
+    found = latex_table(["run", "top-1 (%)"], rows, [1], caption="Runs & more #1 $2", label="tab:runs")
     assert found.splitlines() == [
         r"% preamble: \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
-        r"  \caption{Runs \& more}",
+        r"  \caption{Runs \& more \#1 \$2}",
         r"  \label{tab:runs}",
         r"  \begin{tabular}{lr}",
         r"    \toprule",
         r"    run & top-1 (\%) \\",
         r"    \midrule",
-        r"    a\_1 & 93.4 \\",
+        r"    a\_1 \{x\} \textbackslash{}n & "
+        r"p $<$ 0.001 $\pm$0.2 $-$3 2$\times$2 \textasciitilde{}\textasciicircum{}$|$ \\",
         r"    b &  \\",
         r"    \bottomrule",
         r"  \end{tabular}",

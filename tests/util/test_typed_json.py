@@ -52,7 +52,7 @@ trees = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(trees)
 def test_what_is_written_is_read(tree: Tree) -> None:
     assert from_data(Tree, json.loads(json.dumps(to_data(tree)))) == tree

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -27,6 +28,16 @@ def random_images(count: int, seed: int, shape: tuple[int, ...] = (3, 32, 32)) -
 
 def labels_of(count: int, classes: int) -> list[int]:
     return [(7 * index) % classes for index in range(count)]
+
+
+class Bomb:
+    """A pickle of it makes a folder when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
 
 
 class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]

@@ -153,7 +153,7 @@ CASES = [
     Case("Trilu", (np.array(1),), {"upper": 0}),
     Case("Einsum", (weights(6, 6),), {"equation": "nchw,cd->ndhw"}),
 ]
-# Operations that compute shapes and constants; the files of `shapes` in test_onnx_file.py have them.
+# Operations that compute shapes and constants; the files of `shapes` in test_onnx.py have them.
 IN_SHAPES = {"Shape", "Size", "Range", "ConstantOfShape", "Constant"}
 
 

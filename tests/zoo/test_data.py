@@ -13,6 +13,8 @@ from prunus.zoo import data
 from prunus.zoo.images import MemoryImages, Part
 from tests.zoo.formats import content
 
+PARTS: tuple[Part, ...] = ("train", "holdout", "test")
+
 
 def rows(found: data.ImageData, part: Part) -> set[int]:
     images = found.parts[part]
@@ -20,22 +22,17 @@ def rows(found: data.ImageData, part: Part) -> set[int]:
     return set(images.rows.tolist())
 
 
-def test_held_out_training_images() -> None:
-    found = data.load("digits", holdout="train:0.1")
-    parts = [rows(found, part) for part in ("train", "holdout", "test")]
-    assert [len(part) for part in parts] == [1294, 144, 359]  # 1797 = 359 + 1438; 144 = round(143.8)
-    assert len(set.union(*parts)) == 1797
+def test_held_out_images() -> None:
+    train, holdout, test = (rows(data.load("digits", holdout="train:0.1"), part) for part in PARTS)
+    assert [len(part) for part in (train, holdout, test)] == [1294, 144, 359]  # 1797 = 359 + 1438; 144 = round(143.8)
+    assert len(train | holdout | test) == 1797
     other = data.load("digits", holdout="train:0.1", seed=1)
-    assert rows(other, "holdout") != parts[1]
-    assert rows(other, "test") == parts[2]
-
-
-def test_held_out_test_images_leave_the_training_set_whole() -> None:
-    found, whole = data.load("digits", holdout="test:0.5"), data.load("digits", holdout="none")
-    train, holdout, test = (rows(found, part) for part in ("train", "holdout", "test"))
-    assert (len(train), len(holdout), len(test)) == (1438, 180, 179)
-    assert holdout | test == rows(whole, "test") and not holdout & test
-    assert [whole.count(part) for part in ("train", "holdout", "test")] == [1438, 0, 359]  # type: ignore[arg-type]
+    assert rows(other, "holdout") != holdout and rows(other, "test") == test
+    halves, whole = data.load("digits", holdout="test:0.5"), data.load("digits", holdout="none")
+    train, holdout, left = (rows(halves, part) for part in PARTS)
+    assert (len(train), len(holdout), len(left)) == (1438, 180, 179)
+    assert holdout | left == test == rows(whole, "test") and not holdout & left
+    assert [whole.count(part) for part in PARTS] == [1438, 0, 359]
     assert whole.has("train") and not whole.has("holdout") and whole.example().shape == (1, 1, 8, 8)
 
 

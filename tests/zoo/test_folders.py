@@ -12,7 +12,6 @@ from scipy.io import savemat
 
 from prunus.errors import DataError
 from prunus.zoo import data
-from prunus.zoo.folders import image_files
 from prunus.zoo.images import FileImages, Part
 from tests.zoo.formats import random_images, write_picture, write_tree
 
@@ -28,7 +27,6 @@ def stems(found: data.ImageData, part: Part) -> list[tuple[str, int]]:
 
 def test_one_tree_gives_a_fixed_stratified_fifth_as_test(tmp_path: Path) -> None:
     write_tree(tmp_path, {"rose": 10, "apple": 5, "yew": 5})
-    (tmp_path / "rose" / "notes.txt").write_text("not an image")
     found = data.load(f"folder:{tmp_path}", holdout="none", size=32)
     assert found.classes == ("apple", "rose", "yew")
     assert found.shape == (3, 32, 32)
@@ -43,7 +41,11 @@ def test_one_tree_gives_a_fixed_stratified_fifth_as_test(tmp_path: Path) -> None
 
 
 def test_images_without_labels(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"photos": 20})
+    write_tree(tmp_path, {"photos": 18})
+    write_picture(tmp_path / "photos" / "z.JPG", random_images(1, 1, (40, 40, 3))[0])
+    write_picture(tmp_path / "photos" / "y.jpeg", random_images(1, 2, (40, 40, 3))[0])
+    for other in (".hidden.png", "notes.txt"):
+        (tmp_path / "photos" / other).write_text("not an image")
     for labels in ("classes", "masks", "several", None):
         found = data.load(f"folder:{tmp_path / 'photos'}", size=16, labels=labels)  # type: ignore[arg-type]
         assert (found.classes, found.labelled, found.shape) == ((), False, (3, 16, 16))
@@ -66,13 +68,6 @@ def test_images_without_labels_in_parts(tmp_path: Path) -> None:
     write_tree(tmp_path / "val", {"rose": 1})
     with pytest.raises(DataError, match="val: expected images and no folders, as in the folder train"):
         data.load(f"folder:{tmp_path}")
-
-
-def test_images_are_found_below_their_folder_in_one_order(tmp_path: Path) -> None:
-    for name in ("b.JPG", "a.png", "deep/c.jpeg", ".hidden.png", "d.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    assert image_files(tmp_path) == ["a.png", "b.JPG", "deep/c.jpeg"]
 
 
 def test_imagenet_by_wnid(tmp_path: Path) -> None:
@@ -147,22 +142,18 @@ def test_bad_ground_truth(tmp_path: Path, truth: str, content: str, said: str) -
 GREY = {"mean": (0.0,), "std": (1.0,)}
 
 
-def halves(root: Path, name: str, seed: int = 0, side: int = 8) -> None:
-    """An image whose left half is black and right half white, with classes 0 and 2 and one ignored pixel."""
-    pixels = np.zeros((side, side, 3), np.uint8)
-    pixels[:, side // 2 :] = 255
-    pixels[0, 0] = seed  # images differ
-    write_picture(root / "images" / f"{name}.png", pixels)
+def several(root: Path, count: int, side: int = 8) -> Path:
+    """Images whose left half is black and right half white, with classes 0 and 2 and one ignored pixel."""
+    (root / "masks").mkdir(parents=True)
     mask = np.zeros((side, side), np.uint8)
     mask[:, side // 2 :] = 2
     mask[-1, 0] = 255
-    (root / "masks").mkdir(parents=True, exist_ok=True)
-    Image.fromarray(mask).save(root / "masks" / f"{name}.png")
-
-
-def several(root: Path, count: int = 10) -> Path:
     for number in range(count):
-        halves(root, f"{number:02d}", number)
+        pixels = np.zeros((side, side, 3), np.uint8)
+        pixels[:, side // 2 :] = 255
+        pixels[0, 0] = number  # images differ
+        write_picture(root / "images" / f"{number:02d}.png", pixels)
+        Image.fromarray(mask).save(root / "masks" / f"{number:02d}.png")
     return root
 
 
@@ -193,16 +184,15 @@ def test_masks_are_cropped_and_mirrored_like_their_images(tmp_path: Path) -> Non
     assert (masks[:, 8, 0] == 2).any() and (masks[:, 8, 0] == 0).any()  # some are mirrored
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_masks_in_parts(tmp_path: Path, inside: bool) -> None:
+@pytest.mark.parametrize("layout", ["{part}/{kind}", "{kind}/{part}"])
+def test_masks_in_parts(tmp_path: Path, layout: str) -> None:
+    several(tmp_path / "all", 4)
     for number, part in enumerate(("train", "train", "train", "val")):
-        halves(tmp_path / "whole" / part, str(number), number)
         for kind in ("images", "masks"):
-            old = tmp_path / "whole" / part / kind / f"{number}.png"
-            new = tmp_path / "other" / (f"{part}/{kind}" if inside else f"{kind}/{part}") / old.name
-            new.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(old.read_bytes())
-    found = data.load(f"folder:{tmp_path / 'other'}", labels="masks", holdout="none")
+            folder = tmp_path / "parts" / layout.format(part=part, kind=kind)
+            folder.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "all" / kind / f"{number:02d}.png").rename(folder / f"{number}.png")
+    found = data.load(f"folder:{tmp_path / 'parts'}", labels="masks", holdout="none")
     assert names(found, "train") == {"0.png", "1.png", "2.png"} and names(found, "test") == {"3.png"}
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from prunus.errors import DataError
 from prunus.zoo import data
 from tests.zoo import formats
-from tests.zoo.formats import TinyCifar, TinyMnist, assert_is_tiny, content, python2_pickle, write_files
+from tests.zoo.formats import Bomb, TinyCifar, TinyMnist, assert_is_tiny, content, python2_pickle, write_files
 
 
 @pytest.mark.parametrize(
@@ -60,14 +58,6 @@ def test_cifar100_has_fine_labels(tmp_path: Path, kind: str) -> None:
     for name in ("train", "test"):
         pixels, numbers = content(found, name)  # type: ignore[arg-type]
         assert np.array_equal(pixels, images[name]) and numbers == labels[name]
-
-
-class Bomb:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, (str(self.path),)
 
 
 def test_a_pickle_that_tries_to_import_anything_is_refused_and_does_not_run(tmp_path: Path) -> None:

@@ -52,14 +52,10 @@ def test_random_crops_have_the_allowed_areas_and_shapes() -> None:
     areas = []
     for _ in range(500):
         left, top, width, height = crop_box((200, 100), rng)
-        assert left >= 0
-        assert top >= 0
-        assert left + width <= 200
-        assert top + height <= 100
+        assert min(left, top) >= 0 and left + width <= 200 and top + height <= 100
         assert 0.70 < width / height < 1.42  # 3/4 to 4/3, and what rounding adds
         areas.append(width * height / 20000)
-    assert min(areas) < 0.12
-    assert max(areas) <= 0.67  # 4/3 of the height squared is the largest that fits
+    assert min(areas) < 0.12 and max(areas) <= 0.67  # 4/3 of the height squared is the largest that fits
     assert crop_box((1000, 10), rng)[2:] == (13, 10)  # nothing fits: the largest central crop of an allowed shape
 
 

@@ -91,20 +91,15 @@ def test_processes_share_the_images_for_measuring_each_exactly_once() -> None:
 
 def merged(shares: list[list[tuple[torch.Tensor, torch.Tensor]]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of several processes as those of one: their images take turns."""
-    whole = []
-    for parts in zip_longest(*shares):
-        parts = [part for part in parts if part is not None]
-        order = sorted(
-            (position * len(shares) + rank, rank, position)
-            for rank, part in enumerate(parts)
-            for position in range(len(part[1]))
-        )
-        whole.append(tuple(torch.stack([parts[rank][i][position] for _, rank, position in order]) for i in (0, 1)))
-    return whole
+    batches = []
+    for parts in zip_longest(*shares, fillvalue=()):
+        turns = zip_longest(*(zip(*part, strict=True) for part in parts))
+        pairs = [pair for turn in turns for pair in turn if pair is not None]
+        batches.append(tuple(torch.stack(values) for values in zip(*pairs, strict=True)))
+    return batches
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("shuffle", "world"), [(False, 2), (True, 3)])
 def test_an_image_is_augmented_alike_however_many_processes_share_a_batch(shuffle: bool, world: int) -> None:
     one, *shares = (
         made(64 if world == 2 else 66).loader("train", size, rank=rank, world=of, augment=True, shuffle=shuffle, seed=5)
@@ -143,66 +138,35 @@ def test_a_limit_takes_the_same_share_of_every_class() -> None:
     assert made().loader("train", 7, limit=1000).num_images == 60
 
 
-def crops(image: np.ndarray, pad: int) -> list[np.ndarray]:
-    """Every crop of the padded image, and its mirror image, by plain numpy."""
-    _, height, width = image.shape
+@pytest.mark.parametrize(("side", "pad", "mirror", "draws"), [(8, 1, True, 600), (32, 4, False, 40)])
+def test_augmented_images_are_crops_of_the_padded_one(side: int, pad: int, mirror: bool, draws: int) -> None:
+    """An eighth of the side is padded; of 18 crops of a small image, all occur about equally often."""
+    image = random_images(1, 4, (3, side, side))[0]
+    repeated = torch.from_numpy(image).repeat(draws, 1, 1, 1)
+    drawn = [each.tobytes() for each in pad_crop_mirror(repeated, np.random.default_rng(0), mirror=mirror).numpy()]
     padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
-    found = []
-    for top in range(2 * pad + 1):
-        for left in range(2 * pad + 1):
-            crop = padded[:, top : top + height, left : left + width]
-            found += [crop, crop[:, :, ::-1]]
-    return found
+    places = [(top, left) for top in range(2 * pad + 1) for left in range(2 * pad + 1)]
+    straight = [padded[:, top : top + side, left : left + side] for top, left in places]
+    hits = [drawn.count(crop.tobytes()) for crop in straight]
+    mirrored = [drawn.count(crop[:, :, ::-1].tobytes()) for crop in straight] if mirror else []
+    assert sum(hits) + sum(mirrored) == draws
+    if mirror:
+        assert min(hits + mirrored) > 10 and abs(sum(mirrored) - 300) < 60  # 33 expected of each
 
 
-def test_augmented_images_are_crops_of_the_padded_one_and_all_of_them_occur() -> None:
-    image = random_images(1, 4, (3, 8, 8))[0]
-    draws = pad_crop_mirror(torch.from_numpy(image).repeat(600, 1, 1, 1), np.random.default_rng(0), mirror=True).numpy()
-    candidates = crops(image, pad=1)  # an eighth of 8 pixels
-    assert len(candidates) == 18
-    hits = [sum(np.array_equal(draw, candidate) for draw in draws) for candidate in candidates]
-    assert sum(hits) == 600
-    assert min(hits) > 10  # 33 expected of each
-    assert abs(sum(hits[1::2]) - 300) < 60
-
-
-def test_32_pixels_are_padded_by_4_and_digits_are_not_mirrored() -> None:
-    image = random_images(1, 4, (3, 32, 32))[0]
-    draws = pad_crop_mirror(torch.from_numpy(image).repeat(40, 1, 1, 1), np.random.default_rng(0), mirror=False).numpy()
-    straight = {crop.tobytes() for crop in crops(image, pad=4)[::2]}
-    assert len(straight) == 81
-    assert all(draw.tobytes() in straight for draw in draws)
-    assert not data.load("digits").mirror
-
-
-@pytest.mark.parametrize("augment", [False, True])
-def test_workers_change_nothing(tmp_path: Path, augment: bool) -> None:
+def test_workers_and_processes_change_nothing(tmp_path: Path) -> None:
     found = data.load(f"folder:{write_tree(tmp_path, {'a': 9, 'b': 8})}", size=16, holdout="none")
     state = torch.get_rng_state()
-    runs = []
-    for workers in (0, 2):
-        loader = replace(found, workers=workers).loader("train", 4, augment=augment, shuffle=True, seed=2)
-        loader.set_epoch(1)
-        runs.append([*loader, *loader.iterate(2)])
-    assert len(runs[0]) == 6  # 14 images in 4 batches, and the last two again
-    for (images, labels), (other, numbers) in zip(*runs, strict=True):
-        assert torch.equal(images, other)
-        assert torch.equal(labels, numbers)
-    assert torch.equal(runs[0][2][0], runs[0][4][0])
+
+    def loader(size: int = 4, workers: int = 0, rank: int = 0, world: int = 1) -> data.Loader:
+        made = replace(found, workers=workers)
+        return made.loader("train", size, augment=True, shuffle=True, seed=2, rank=rank, world=world)
+
+    whole = list(loader())
+    assert [len(labels) for _, labels in whole] == [4, 4, 4, 2]  # 14 images
+    assert equal(list(loader(workers=2)), whole) and equal(collected(loader(workers=2), 2), whole[2:])
+    assert equal(merged([list(loader(2, rank=rank, world=2)) for rank in (0, 1)])[:3], whole[:3])
     assert torch.equal(state, torch.get_rng_state())
-    options = {"augment": augment, "shuffle": True}
-    one, *two = (
-        list(found.loader("train", size, rank=rank, world=world, **options))  # type: ignore[arg-type]
-        for size, rank, world in ((4, 0, 1), (2, 0, 2), (2, 1, 2))
-    )
-    for number, (images, _) in enumerate(one[:3]):  # however many processes share a batch
-        assert all(torch.equal(images[rank::2], two[rank][number][0]) for rank in (0, 1))
-
-
-def spoil(root: Path, names: list[str]) -> None:
-    for name in names:
-        whole = (root / name).read_bytes()
-        (root / name).write_bytes(whole[: len(whole) // 2])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -212,7 +176,8 @@ def test_a_corrupt_image_is_left_out_named_and_counted(
     write_tree(tmp_path / "train", {"a": 6, "b": 6})
     found = data.load(f"folder:{tmp_path}", size=16, holdout="none", max_corrupt=2)
     whole = torch.cat([images for images, _ in found.loader("train", 5, augment=True)])
-    spoil(tmp_path / "train", ["a/2.png"])
+    half = (tmp_path / "train/a/2.png").read_bytes()[:100]
+    (tmp_path / "train/a/2.png").write_bytes(half)
     (tmp_path / "train" / "b" / "0.png").write_text("no picture at all")
     loader = replace(found, workers=workers).loader("train", 5, augment=True)
     assert isinstance(loader, FileLoader)
@@ -229,7 +194,8 @@ def test_a_corrupt_image_is_left_out_named_and_counted(
 
 def test_too_many_corrupt_images_are_an_error(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", {"a": 6, "b": 6})
-    spoil(tmp_path / "train", ["a/0.png", "a/1.png", "b/4.png"])
+    for name in ("a/0.png", "a/1.png", "b/4.png"):
+        (tmp_path / "train" / name).write_bytes((tmp_path / "train" / name).read_bytes()[:100])
     found = data.load(f"folder:{tmp_path}", size=16, holdout="none")
     with pytest.raises(DataError, match=f"3 images cannot be decoded, and at most 2 .*{tmp_path / 'train/a/0.png'}"):
         list(replace(found, max_corrupt=2).loader("train", 5))

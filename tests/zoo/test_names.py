@@ -5,37 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from prunus.zoo import models
-from prunus.zoo.models import totals
-from prunus.zoo.names import DATA_SETS, Holdout, is_user_data, known_models, num_classes, parse_holdout
+import pytest
+
+from prunus.errors import DataError
+from prunus.zoo.names import DATA_SETS, Holdout, is_user_data, num_classes, parse_holdout
 
 
-def test_class_names_are_the_official_ones_in_alphabetical_order() -> None:
+def test_data_sets() -> None:
     fine = DATA_SETS["cifar100"].classes
-    assert len(fine) == len(set(fine)) == 100
-    assert list(fine) == sorted(fine)
+    assert len(set(fine)) == 100 and list(fine) == sorted(fine)  # the official names are in this order
     assert (fine[0], fine[49], fine[99]) == ("apple", "mountain", "worm")
     for name, known in DATA_SETS.items():
-        assert name == known.name and known.about
-        assert len(known.mean) == len(known.std) == known.shape[0]
-        assert known.package is None or ("@" in known.package and known.content)
-
-
-def test_what_is_typed() -> None:
-    assert (num_classes("cifar10"), num_classes("imagenet:x"), num_classes("folder:x"), num_classes("a:b")) == (
-        10,
-        1000,
-        None,
-        None,
-    )
+        assert name == known.name and len(known.mean) == len(known.std) == known.shape[0]
+    assert [num_classes(name) for name in ("cifar10", "imagenet:x", "folder:x", "a:b")] == [10, 1000, None, None]
     assert is_user_data("my.module:make") and not is_user_data("folder:make") and not is_user_data("digits")
+
+
+def test_holdouts() -> None:
     assert parse_holdout("train:0.1") == Holdout("train", 0.1) and parse_holdout("none") == Holdout("none")
-
-
-def test_the_stored_table_of_networks_is_right() -> None:
-    table = known_models()
-    assert tuple(table) == models.names()
-    assert table == {name: totals(name) for name in table}
+    for text in ("train", "train:0", "train:1", "val:0.5", "test:1.5", "test:-0.5", "test:0.0", ""):
+        with pytest.raises(DataError, match="holdout must be train:SHARE"):
+            parse_holdout(text)
 
 
 def test_listing_and_refusals_need_no_torch() -> None:
@@ -47,7 +37,7 @@ for words, status, said in (
     ("inspect", 0, "resnet56"),
     ("prune --target 2", 1, "target must be"),
     ("prune resnet8 --metric gsdd", 1, "gsd"),
-    ("prune resnet8 --preset nothing", 1, "nothing"),
+    ("prune resnet8 --set preset=nothing", 1, "nothing"),
     ("prune resnet8 --batch-size 0", 1, "batch_size must be at least 1"),
 ):
     done = CliRunner().invoke(build(), words.split())

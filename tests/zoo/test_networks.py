@@ -2,43 +2,82 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunus.zoo import models
 from prunus.zoo.models import totals
+from prunus.zoo.names import known_models
 from tests import zoo_nets
 
-SMALL = ("lenet5", "resnet8", "preresnet20", "preresnet20_averaged", "preresnet164", "vgg16", "vgg19")
 
-
-def resnet_by_hand(n: int) -> tuple[int, int]:
-    """(MACs, weights) of a 6n + 2 ResNet, from the table in He et al.: widths 16, 32, 64 on sides 32, 16, 8."""
-    macs = 27 * 16 * 32 * 32
-    weights = 27 * 16
-    before = 16
-    for width, side in ((16, 32), (32, 16), (64, 8)):
-        stage = 9 * before * width + (2 * n - 1) * 9 * width * width
-        macs += stage * side * side
-        weights += stage
-        before = width
-    return macs + 64 * 10, weights + 64 * 10
+def test_the_stored_table_of_networks_is_right() -> None:
+    """MACs of the other networks follow from the formulas below."""
+    table = known_models()
+    assert tuple(table) == models.names()
+    for name, known in table.items():
+        with torch.device("meta"):
+            assert known.parameters == sum(parameter.numel() for parameter in models.create(name).parameters())
+    for name in ("lenet5", "resnet8", "resnet14", "preresnet20_averaged", "preresnet164", "vgg16", "resnet50"):
+        assert table[name] == totals(name)
 
 
 @pytest.mark.parametrize("n", [3, 5, 6, 7, 9, 18])
-@pytest.mark.parametrize("family", ["resnet", "preresnet"])
-def test_cifar_resnets_cost_what_the_table_of_he_et_al_gives(family: str, n: int) -> None:
-    found = totals(f"{family}{6 * n + 2}")
-    assert (found.macs, found.weights) == resnet_by_hand(n)
+def test_cifar_resnets_cost_what_the_table_of_he_et_al_gives(n: int) -> None:
+    """Widths 16, 32, 64 on sides 32, 16, 8; 2n convolutions in each stage."""
+    macs, weights, before = 27 * 16 * 32 * 32, 27 * 16, 16
+    for width, side in ((16, 32), (32, 16), (64, 8)):
+        stage = 9 * before * width + (2 * n - 1) * 9 * width * width
+        macs, weights, before = macs + stage * side * side, weights + stage, width
+    depth = 6 * n + 2
+    for name in (f"resnet{depth}", f"preresnet{depth}", f"preresnet{depth}_averaged"):
+        if known := known_models().get(name):
+            assert (known.macs, known.weights) == (macs + 64 * 10, weights + 64 * 10)
 
 
-@pytest.mark.parametrize("n", [3, 9, 18])
-def test_averaged_shortcuts_cost_no_macs_and_no_weights(n: int) -> None:
-    found = totals(f"preresnet{6 * n + 2}_averaged")
-    assert (found.macs, found.weights) == resnet_by_hand(n)
+@pytest.mark.parametrize(
+    ("name", "repeats", "side", "linear"),
+    [
+        ("vgg16", (2, 2, 3, 3, 3), 32, 512 * 512 + 512 * 10),
+        ("vgg19", (2, 2, 4, 4, 4), 32, 512 * 10),
+        ("vgg16_imagenet", (2, 2, 3, 3, 3), 224, 25088 * 4096 + 4096 * 4096 + 4096 * 1000),
+    ],
+)
+def test_vggs_cost_what_their_layers_add_up_to(name: str, repeats: tuple[int, ...], side: int, linear: int) -> None:
+    macs, weights, before = linear, linear, 3
+    for count, width in zip(repeats, (64, 128, 256, 512, 512), strict=True):
+        for _ in range(count):
+            weights += 9 * before * width
+            macs += 9 * before * width * side * side
+            before = width
+        side //= 2
+    assert (known_models()[name].macs, known_models()[name].weights) == (macs, weights)
+
+
+def test_lenet_by_hand() -> None:
+    # 5x5 convolutions on 28x28, 10x10 and 1x1 outputs; biases only in `parameters`
+    known = known_models()["lenet5"]
+    assert known.macs == 25 * 6 * 784 + 25 * 6 * 16 * 100 + 25 * 16 * 120 + 120 * 84 + 84 * 10
+    assert known.parameters == known.weights + 6 + 16 + 120 + 84 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "macs", "weights", "share"),
+    [
+        ("resnet56", 125e6, 0.85e6, 0.005),
+        ("resnet110", 253e6, 1.73e6, 0.006),
+        ("vgg16", 313e6, 15.0e6, 0.003),
+        ("vgg19", 398e6, 20.0e6, 0.002),
+        ("preresnet164", 250e6, 1.7e6, 0.013),
+        ("vgg16_imagenet", 15.47e9, 138.34e6, 0.001),
+        ("resnet50", 4.09e9, 25.50e6, 0.001),
+    ],
+)
+def test_totals_are_the_papers(name: str, macs: float, weights: float, share: float) -> None:
+    known = known_models()[name]
+    assert (known.macs, known.weights) == pytest.approx((macs, weights), rel=share)
 
 
 def test_averaged_pre_activation_blocks_layer_by_layer() -> None:
@@ -74,87 +113,19 @@ def test_averaged_pre_activation_blocks_layer_by_layer() -> None:
         torch.testing.assert_close(model(images), logits, rtol=1e-4, atol=1e-4)
 
 
-def vgg_by_hand(repeats: tuple[int, ...], side: int) -> tuple[int, int]:
-    macs, weights, before = 0, 0, 3
-    for count, width in zip(repeats, (64, 128, 256, 512, 512), strict=True):
-        for _ in range(count):
-            weights += 9 * before * width
-            macs += 9 * before * width * side * side
-            before = width
-        side //= 2
-    return macs, weights
-
-
-@pytest.mark.parametrize(
-    ("name", "repeats", "side", "linear"),
-    [
-        ("vgg16", (2, 2, 3, 3, 3), 32, 512 * 512 + 512 * 10),
-        ("vgg19", (2, 2, 4, 4, 4), 32, 512 * 10),
-        ("vgg16_imagenet", (2, 2, 3, 3, 3), 224, 25088 * 4096 + 4096 * 4096 + 4096 * 1000),
-    ],
-)
-def test_vggs_cost_what_their_layers_add_up_to(name: str, repeats: tuple[int, ...], side: int, linear: int) -> None:
-    macs, weights = vgg_by_hand(repeats, side)
-    found = totals(name)
-    assert (found.macs, found.weights) == (macs + linear, weights + linear)
-
-
-@pytest.mark.parametrize(
-    ("name", "macs", "weights", "share"),
-    [
-        ("resnet56", 125e6, 0.85e6, 0.005),
-        ("resnet110", 253e6, 1.73e6, 0.006),
-        ("vgg16", 313e6, 15.0e6, 0.003),
-        ("vgg19", 398e6, 20.0e6, 0.002),
-        ("preresnet164", 250e6, 1.7e6, 0.013),
-        ("vgg16_imagenet", 15.47e9, 138.34e6, 0.001),
-        ("resnet50", 4.09e9, 25.50e6, 0.001),
-    ],
-)
-def test_totals_are_the_papers(name: str, macs: float, weights: float, share: float) -> None:
-    found = totals(name)
-    assert found.macs == pytest.approx(macs, rel=share)
-    assert found.weights == pytest.approx(weights, rel=share)
-
-
-def test_lenet_by_hand() -> None:
-    # 5x5 convolutions on 28x28, 10x10 and 1x1 outputs; biases only in `parameters`
-    found = totals("lenet5")
-    assert found.macs == 25 * 6 * 784 + 25 * 6 * 16 * 100 + 25 * 16 * 120 + 120 * 84 + 84 * 10
-    assert found.parameters == found.weights + 6 + 16 + 120 + 84 + 10
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_each_small_network_traces_and_gives_a_score_for_each_class(name: str) -> None:
-    model = models.create(name, num_classes=7).eval()
-    with torch.no_grad():
-        expected = model(models.example(name, 2))
-        traced = fx.symbolic_trace(model)(models.example(name, 2))
-    assert expected.shape == (2, 7)
-    assert torch.equal(expected, traced)
-
-
-def test_cifar_resnet_parameters_are_named_as_in_public_weight_files() -> None:
+def test_cifar_resnets_are_those_of_public_weight_files() -> None:
     expected = {"conv1.weight", "linear.weight", "linear.bias"}
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     expected |= {f"bn1.{field}" for field in norm}
-    for stage in (1, 2, 3):
-        for block in (0, 1, 2):
-            prefix = f"layer{stage}.{block}"
-            expected |= {f"{prefix}.conv{number}.weight" for number in (1, 2)}
-            expected |= {f"{prefix}.bn{number}.{field}" for number in (1, 2) for field in norm}
-    assert set(models.create("resnet20").state_dict()) == expected
-
-
-def test_zero_padded_shortcut_takes_every_second_pixel_and_pads_both_sides() -> None:
-    block = models.create("resnet20").get_submodule("layer2.0.shortcut")
-    image = torch.arange(16 * 8 * 8, dtype=torch.float32).view(1, 16, 8, 8)
-    naive = np.zeros((1, 32, 4, 4), dtype=np.float32)
-    for channel in range(16):
-        for row in range(4):
-            for column in range(4):
-                naive[0, channel + 8, row, column] = channel * 64 + 2 * row * 8 + 2 * column
-    assert np.array_equal(block(image).numpy(), naive)
+    for block in (f"layer{stage}.{number}" for stage in (1, 2, 3) for number in (0, 1, 2)):
+        expected |= {f"{block}.conv{number}.weight" for number in (1, 2)}
+        expected |= {f"{block}.bn{number}.{field}" for number in (1, 2) for field in norm}
+    model = models.create("resnet20")
+    assert set(model.state_dict()) == expected
+    image = torch.randn(1, 16, 8, 8)
+    shortcut = model.get_submodule("layer2.0.shortcut")(image)  # every second pixel, padded by zeros on both sides
+    assert torch.equal(shortcut[:, 8:24], image[:, :, ::2, ::2])
+    assert shortcut.shape == (1, 32, 4, 4) and not shortcut[:, :8].any() and not shortcut[:, 24:].any()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("resnet50", "resnet50"), ("vgg16_imagenet", "vgg16")])

@@ -26,8 +26,8 @@ VERBS = (
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from importlib.metadata import version
 
         print(f"prunus {version('prunus')}")

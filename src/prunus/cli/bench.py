@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunus.cli.console import Answer, Early, complain, console, existing_file, friendly, say, table
-from prunus.cli.network import Network, check_network, open_network, resolve
-from prunus.cli.options import Classes, Original, options_from_settings
+from prunus.cli.network import Network, check_model_name, open_network, resolve
+from prunus.cli.options import Classes
 from prunus.errors import RunError
 from prunus.timing.engines import ENGINES
 from prunus.util.options import option
@@ -29,13 +29,13 @@ def _check_batch(size: int) -> None:
         raise RunError(f"batch must be at least 1, got {size}")
 
 
-def _check_network(text: str) -> None:
-    existing_file(Path(text)) if text.endswith(".onnx") else check_network(text)
+def _check_argument(text: str) -> None:
+    existing_file(Path(text)) if text.endswith(".onnx") else check_model_name(text)
 
 
-def _open(typed: str, model: str | None, classes: int | None) -> Network:
+def _open(typed: str, classes: int | None) -> Network:
     if not typed.endswith(".onnx"):
-        return open_network(resolve(typed, model=model), classes)
+        return open_network(resolve(typed), classes)
     from prunus.timing.onnx_export import OnnxFile
 
     file = OnnxFile(typed)
@@ -59,19 +59,18 @@ class BenchOptions:
 
 
 @friendly
-@options_from_settings
 def command(
     networks: Annotated[
         list[str],
         typer.Argument(help="Folders of pruned networks, names, NAME=WEIGHTS, or .onnx files"),
-        Early(_check_network),
+        Early(_check_argument),
     ],
     timing: BenchOptions,
-    model: Original = None,
     classes: Classes = None,
 ) -> Answer:
-    """Compare the speed of networks. They take turns in one run, and speeds are relative to the first network.
-    A single pruned network is compared with its original.
+    """Compare the speed of networks, which take turns in one run.
+
+    Speeds are relative to the first network. A single pruned network is compared with its original.
 
     Examples:
 
@@ -83,7 +82,7 @@ def command(
     """
     from prunus.ship.bench import bench
 
-    opened = [_open(typed, model, classes) for typed in networks]
+    opened = [_open(typed, classes) for typed in networks]
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
     how = dict(vars(timing))
@@ -143,7 +142,7 @@ def _print(result: Benched) -> None:
             f"{1e3 * row.timing.median:.2f}",
             f"{100 * row.timing.spread:.0f}%",
             f"{row.timing.images_per_second:,.0f}",
-            "" if row.model == first else row.said(),
+            "" if row.model == first else row.speed_text(),
         ]
         for row in sorted(result.rows, key=lambda r: (r.timing.batch_size, r.engine))
     ]

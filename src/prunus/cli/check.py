@@ -10,7 +10,7 @@ from prunus.cli.console import EXIT_ERROR, Answer, console, friendly, say
 from prunus.cli.images import DataOptions
 from prunus.cli.inspect import frozen_lines
 from prunus.cli.network import open_model, open_network, resolve
-from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Pretrained, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Pretrained, Weights
 from prunus.deciding.settings import StreamSettings, TimeSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import ACCURACY, TaskOptions
@@ -35,7 +35,6 @@ class SpeedOptions(LayerTimeOptions):
 
 
 @friendly
-@options_from_settings
 def command(
     model: Model,
     data: DataOptions,
@@ -69,7 +68,7 @@ def command(
     if timing.engine is not None:
         ENGINES.find(timing.engine).check_installed()
     named = resolve(model, weights, pretrained=pretrained)
-    known = None if data.data is None and "data" not in named.asked else data.known_for(named)
+    known = None if data.data is None and "data" not in named.run_options else data.known_for(named)
     from prunus.run.checkup import checkup
 
     wanted = task_of(named.task(task.task))
@@ -89,8 +88,8 @@ def command(
         timed_in=None if timing.engine is None else TimeSettings(timing.engine, timing.batch, timing.threads),
     )
     _print(named.label, result)
-    found = {"model": model, "data": known and known.name, **result.to_dict()}
-    return Answer(found, code=EXIT_ERROR if result.problems else 0)
+    record = {"model": model, "data": known and known.name, **result.to_dict()}
+    return Answer(record, code=EXIT_ERROR if result.problems else 0)
 
 
 def _print(name: str, result: Checkup) -> None:

@@ -6,7 +6,6 @@ import errno
 import functools
 import inspect
 import json
-import math
 import os
 import shlex
 import sys
@@ -23,7 +22,7 @@ from rich.text import Text
 
 from prunus.errors import FileError, PrunusError
 from prunus.util.options import check_choice
-from prunus.util.typed_json import to_data
+from prunus.util.typed_json import finite, to_data
 from prunus.util.user_code import failure, is_of_user
 
 # Names of files, networks and units may have square brackets and colons, which are no markup.
@@ -56,7 +55,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 
 
 def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
-    """What every verb has: --json, and exit codes. A PrunusError is one red line on stderr.
+    """What every verb has: options of its settings, --json, and exit codes. A PrunusError is one red line on stderr.
 
     A verb prints for people with `say` and `console`, and returns an `Answer`. With --json what it prints is left out,
     what other code prints goes to stderr, and the answer is printed instead. None is no answer: of several processes
@@ -64,7 +63,9 @@ def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
 
     Paragraphs of the docstring become single lines, which `--help` wraps to the terminal. Indented lines are examples.
     """
+    from prunus.cli.options import options_from_settings
 
+    verb = options_from_settings(verb)
     hints = get_type_hints(verb, include_extras=True)
 
     @functools.wraps(verb)
@@ -88,13 +89,13 @@ def friendly(verb: Callable[..., Answer | None]) -> Callable[..., None]:
             if answer is None:
                 return
             if as_json:
-                sys.stdout.write(f"{json.dumps(_finite(to_data(answer.record)), indent=1)}\n")
+                sys.stdout.write(f"{json.dumps(finite(to_data(answer.record)), indent=1)}\n")
             code = answer.code or (0 if answer.reached else EXIT_MISSED)
         except Exception as error:
-            told = _in_a_line(error)
-            if told is None:
+            message = _in_a_line(error)
+            if message is None:
                 raise
-            complain("error", told, "bold red")
+            complain("error", message, "bold red")
         except KeyboardInterrupt:
             complaints.print("interrupted")
             code = EXIT_INTERRUPTED
@@ -125,15 +126,6 @@ def _in_a_line(error: Exception) -> str | None:
         line = line.partition("DefaultCPUAllocator: ")[2] or line  # without the place in torch's code
         return f"there is not enough memory: {line}"
     return failure(error) if isinstance(error, OSError) or is_of_user(error) else None
-
-
-def _finite(value: Any) -> Any:
-    """Plain values in which NaN and infinity, which JSON does not have, are None."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
@@ -182,7 +174,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collect
     return drawn
 
 
-def run_folder(name: str) -> Path:
+def default_folder(name: str) -> Path:
     """runs/NAME, where NAME may contain a model or data set with slashes and colons in it."""
     return Path("runs") / "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 

@@ -12,19 +12,19 @@ from prunus.cli.console import (
     Answer,
     Early,
     console,
+    default_folder,
     friendly,
     resumable,
-    run_folder,
     say,
     table,
     typed_command,
 )
 from prunus.cli.images import DataOptions
-from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_network
-from prunus.cli.options import DeviceOptions, Without, options_from_settings
-from prunus.cli.prune import PYTHON_ONLY, PruneOptions, Request, open_request
-from prunus.errors import DecideError, ModelError
-from prunus.run.settings import SPEEDUPS, Settings, check_settings, goals_of
+from prunus.cli.network import DEMO_MODEL, MODEL_HELP, check_model_name
+from prunus.cli.options import BySet, DeviceOptions, Without
+from prunus.cli.prune import PruneOptions, Request, demo_data, open_request
+from prunus.errors import DecideError
+from prunus.run.settings import RARE, SPEEDUPS, Settings, check_settings, goals_of
 from prunus.util.files import CURVE, refuse_others
 from prunus.util.options import option
 
@@ -52,16 +52,15 @@ class CurveOptions:
 
 
 @friendly
-@options_from_settings
 def command(
     model: Annotated[
-        str | None, typer.Argument(help=f"{MODEL_HELP}. The demo's by default."), Early(check_network)
+        str | None, typer.Argument(help=f"{MODEL_HELP}. The demo's by default."), Early(check_model_name)
     ] = None,
     *,
     data: DataOptions,
     options: Annotated[PruneOptions, Without("paper")],
     curve: CurveOptions,
-    settings: Annotated[Settings, Without(*PYTHON_ONLY.names, *NOT_OFFERED)],
+    settings: Annotated[Settings, Without(*NOT_OFFERED), BySet(*RARE)],
     device: DeviceOptions,
 ) -> Answer | None:
     """Prune a network for several speed-ups: a table and a picture of quality over measured speed-up.
@@ -79,14 +78,11 @@ def command(
 
         prunus curve resnet56=w.pt --data cifar10 --speedups 1.5,2 --engine eager
     """
-    if model is None and data.data not in (None, DEMO_DATA):
-        raise ModelError(f"name the network to prune: prunus curve MODEL --weights FILE --data {data.data}")
-    if model is None:
-        data = replace(data, data=DEMO_DATA)
+    data = demo_data("curve", model, data)
     request, named = Request(model or DEMO_MODEL, data, options, settings, device).resolved()
     goals = goals_of(replace(request.settings, timing=False), curve.parsed())
     check_settings(goals[0])  # before torch is imported
-    out = curve.out or run_folder(f"curve-{named.label}-{request.data.name}")
+    out = curve.out or default_folder(f"curve-{named.label}-{request.data.name}")
     refuse_others(out, CURVE)
     return _curve([replace(request, settings=goal) for goal in goals], named, out)
 

@@ -68,12 +68,12 @@ def _list(root: Path | None) -> Answer:
     rows = [[known.typed, known.about, known.source] for known in DATA_SETS.values()]
     console.print(table(("name", "content", "source"), rows))
     say()
-    found: dict[str, Any] = {}
+    places: dict[str, Any] = {}
     for name, known in DATA_SETS.items():
         place = None
         if not known.needs_path:
             place = "available" if name == "digits" else data.locate(name, root)
             say(f"{name}: {place or 'not found'}")
-        found[known.typed] = {"content": known.about, "source": known.source, "place": place}
+        places[known.typed] = {"content": known.about, "source": known.source, "place": place}
     say(f"searched: {', '.join(str(folder) for folder in data.roots(root))}")
-    return Answer({"data_sets": found, "searched": data.roots(root)})
+    return Answer({"data_sets": places, "searched": data.roots(root)})

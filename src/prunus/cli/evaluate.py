@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunus.cli.console import Answer, Early, complain, existing_folder, friendly, say
+from prunus.cli.console import Answer, complain, friendly, say
 from prunus.cli.images import DataOptions, task_on
 from prunus.cli.network import open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Pretrained, Weights, options_from_settings
+from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Pretrained, Weights
 from prunus.errors import DataError
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText, TaskOptions
@@ -29,7 +28,6 @@ def figures(measured: Evaluation, text: QualityText) -> dict[str, str]:
 
 
 @friendly
-@options_from_settings
 def command(
     model: Model,
     data: DataOptions,
@@ -37,11 +35,6 @@ def command(
     device: DeviceOptions,
     weights: Weights = None,
     pretrained: Pretrained = False,
-    pruned: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the pruned network: plan.json, model.safetensors"),
-        Early(existing_folder),
-    ] = None,
     part: Part = "test",
     batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
     num_images: NumImages = None,
@@ -57,15 +50,12 @@ def command(
 
         prunus evaluate runs/prune-resnet56-cifar10
 
-        prunus evaluate resnet56 --data cifar10 --pruned small
+        prunus evaluate resnet56=small --data cifar10
 
         prunus evaluate nets:unet --data folder:street --task segmentation
     """
-    if pruned is not None and weights is not None:
-        raise DataError("a pruned network has its own weights: give either --weights or --pruned")
     named = resolve(model, weights, pretrained=pretrained)
     data = data.known_for(named)
-    from prunus.graph.files import load
     from prunus.tasks.evaluate import evaluate, too_good
     from prunus.util.batches import order_channels_last
 
@@ -73,18 +63,14 @@ def command(
     images = data.open(named, seed, wanted)
     loader = images.loader(part, batch_size, limit=num_images, seed=seed)  # type: ignore[arg-type]
     network = open_model(named, images, seed=seed)
-    home, whole = device.pick(), network
-    if pruned is not None:
-        network = load(pruned, network)
+    home = device.pick()
     order_channels_last(network.to(home))
-    if not images.labelled and pruned is None and not named.folders:
+    if not images.labelled and named.folder is None:
         raise DataError(
             f"{images.name} has no labels, and without them only a pruned network can be measured, by its agreement "
-            "with the original: give the folder of a run, or --pruned"
+            "with the original: give the folder of a run"
         )
-    wanted = task_on(
-        images, wanted, lambda: (whole if pruned else open_model(named.original(), images, seed=seed)).to(home)
-    )
+    wanted = task_on(images, wanted, lambda: open_model(named.original(), images, seed=seed).to(home))
     text = QualityText.of(wanted)
     start = time.perf_counter()
     with shown(None, steps(f"{part} images")) as report:
@@ -96,8 +82,7 @@ def command(
     for name, value in lines.items():
         say(f"{name:<{width}}  {value}")
     say(f"{seconds:.1f} s, {measured.num_images / seconds:,.0f} images/s")
-    if pruned is None:
-        named.note_untrained()
+    named.note_untrained()
     if not math.isfinite(measured.loss):
         complain(
             "warning", "the network's outputs are NaN or infinite: check the weights, and mean and std of the images"

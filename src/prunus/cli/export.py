@@ -10,8 +10,8 @@ import typer
 
 from prunus.cli.console import Answer, Early, complain, friendly, say
 from prunus.cli.images import DataOptions, UserData, task_on
-from prunus.cli.network import NamedModel, Network, check_network, open_network, resolve
-from prunus.cli.options import Classes, Original, Without, options_from_settings
+from prunus.cli.network import NamedModel, Network, check_model_name, open_network, resolve
+from prunus.cli.options import Classes, Without
 from prunus.errors import DataError, ModelError
 from prunus.ship.formats import DEVICE_FORMATS, FORMATS, NUM_CALIBRATION, SUFFIXES, file_format
 from prunus.tasks import task_of
@@ -35,17 +35,15 @@ class ExportOptions:
 
 
 @friendly
-@options_from_settings
 def command(
     network: Annotated[
         str,
         typer.Argument(help="Folder of a pruned network, a model's NAME or NAME=WEIGHTS, or an .onnx file"),
-        Early(check_network),
+        Early(check_model_name),
     ],
     out: Annotated[Path, typer.Argument(help=f"File to write: {SUFFIXES}")],
     file: ExportOptions,
     data: Annotated[DataOptions, Without("size", "workers")],
-    model: Original = None,
     classes: Classes = None,
 ) -> Answer:
     """Write a network as ONNX, as torch.export's .pt2, as safetensors, as plain PyTorch, or for a device.
@@ -67,13 +65,13 @@ def command(
 
         prunus export runs/prune-resnet56-cifar10 small.onnx --int8 --data cifar10
     """
-    named = resolve(network, model=model)
+    named = resolve(network)
     if file.int8:
         if file.format not in (None, "onnx") or out.suffix != ".onnx":
             raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
         if file.opset is not None or file.fixed_batch is not None:
             raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
-        if data.data is None and "data" not in named.asked:
+        if data.data is None and "data" not in named.run_options:
             raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
     kind = file_format(out, file.format)
     if kind == "py" and named.is_file:

@@ -60,20 +60,19 @@ class DataOptions:
 
     def known_for(self, named: NamedModel) -> Self:
         """These options, where those that were not given are those of the run that MODEL names, if it is one."""
-        asked = named.asked
-        if self.data is None and not asked.get("data"):
+        if self.data is None and not named.run_options.get("data"):
             raise DataError(
                 f"{named.typed} needs images: give --data NAME ({', '.join(NAMES)} or your_module:make_data)"
             )
-        if self.data not in (None, asked.get("data")):
+        if self.data not in (None, named.run_options.get("data")):
             return self
-        before = vars(settings_from(DataOptions, asked))
+        before = vars(settings_from(DataOptions, named.run_options))
         return replace(self, **{name: value for name, value in before.items() if name not in self._given})
 
     def seed_for(self, named: NamedModel, seed: int) -> int:
         """The seed that divides the images: that of the run, if MODEL is one on the same images."""
-        same = (named.asked.get("data"), named.asked.get("holdout")) == (self.data, self.holdout)
-        return int(named.asked.get("seed", seed)) if same else seed
+        same = (named.run_options.get("data"), named.run_options.get("holdout")) == (self.data, self.holdout)
+        return int(named.run_options.get("seed", seed)) if same else seed
 
     def open(self, named: NamedModel, seed: int = 0, task: Any = None) -> AnyData:
         """The data set, with the size, mean and standard deviation that the network names unless others are given.
@@ -110,8 +109,8 @@ class DataOptions:
             seed=self.seed_for(named, seed),
             labels=wanted.label_kind,
         )
-        kept = named.asked.get("classes")
-        if kept and named.asked.get("data") == self.data:  # the run's network knows only these
+        kept = named.run_options.get("classes")
+        if kept and named.run_options.get("data") == self.data:  # the run's network knows only these
             opened = opened.only(opened.class_numbers(kept))
         if opened.labelled and wanted.label_kind is None and wanted.name in TASKS:
             raise DataError(

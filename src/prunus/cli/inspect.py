@@ -12,7 +12,7 @@ import typer
 
 from prunus.cli.console import Answer, Early, console, existing_file, friendly, say, table
 from prunus.cli.images import DataOptions, task_on
-from prunus.cli.network import MODEL_HELP, NamedModel, check_network, open_graph, open_network, resolve
+from prunus.cli.network import MODEL_HELP, NamedModel, check_model_name, open_graph, open_network, resolve
 from prunus.cli.options import (
     PARTS,
     Classes,
@@ -22,7 +22,6 @@ from prunus.cli.options import (
     Pretrained,
     Weights,
     Without,
-    options_from_settings,
     refuse_other_modes,
 )
 from prunus.deciding.settings import SPLITS, RankSettings, StreamSettings
@@ -99,12 +98,11 @@ def _check_metrics(text: str) -> None:
 
 
 @friendly
-@options_from_settings
 def command(
     model: Annotated[
         str | None,
         typer.Argument(help=f"{MODEL_HELP}; without it, the built-in networks are listed"),
-        Early(check_network),
+        Early(check_model_name),
     ] = None,
     *,
     context: typer.Context,
@@ -226,7 +224,7 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
     plan = None if plan_file is None else Plan.load(plan_file)
     network = open_network(named, classes, plan, size)
     example = network.zeros(size)
-    graph = trace(network.model, example, streams if plan is None else plan.streams)  # type: ignore[arg-type]
+    graph = trace(network.model, example, streams if plan is None else plan.streams)
     cost = None if plan is None else graph.cost(plan)
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
     console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")

@@ -42,9 +42,8 @@ class NamedModel:
         typed: The argument.
         name: The network that everything starts from, in the zoo or a user-provided factory.
         weights: Its weight file.
-        folders: Pruned networks: the first was cut from `name`, each other from the one before. The plan of a run leads
-            from `name`, so it is one; older runs that went on from others need those too.
-        asked: The options of the run, by name.
+        folder: A pruned network, whose plan leads from `name`.
+        run_options: The options of the run, by name.
         pretrained: Whether torchvision or timm loads its own weights.
         arguments: What the run gave to the network's factory, if it is known.
     """
@@ -52,8 +51,8 @@ class NamedModel:
     typed: str
     name: str
     weights: Path | None = None
-    folders: tuple[Path, ...] = ()
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    run_options: Mapping[str, Any] = field(default_factory=dict)
     pretrained: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,8 +69,8 @@ class NamedModel:
     @property
     def has_weights(self) -> bool:
         """Whether the network comes with weights. A user-provided factory may load some, so it counts."""
-        given = self.weights is not None or self.pretrained or bool(self.folders)
-        return given or self.is_user_provided or self.is_file
+        loaded = self.pretrained or self.is_user_provided or self.is_file
+        return loaded or self.weights is not None or self.folder is not None
 
     @property
     def label(self) -> str:
@@ -100,7 +99,7 @@ class NamedModel:
         """The task that was given, or else that of the run, if this is one; of a YOLO, detection."""
         if given is not None:
             return given
-        return self.asked.get("task") or ("detection" if self.name.startswith(YOLO) else None)
+        return self.run_options.get("task") or ("detection" if self.name.startswith(YOLO) else None)
 
     def note_untrained(self) -> None:
         """Tell the user if the network has its initial weights."""
@@ -109,40 +108,36 @@ class NamedModel:
 
     def original(self) -> NamedModel:
         """The network that a run was given to prune; ModelError if its folder does not say."""
-        if not isinstance(self.asked.get("model"), str):
+        if not isinstance(self.run_options.get("model"), str):
             raise ModelError(f"{self.typed} does not record the network that it was pruned from")
-        weights = self.asked.get("weights")
+        weights = self.run_options.get("weights")
         if weights is not None:
             check_weight_file(weights)
         return resolve(
-            self.asked["model"],
+            self.run_options["model"],
             None if weights is None else Path(weights),
-            pretrained=bool(self.asked.get("pretrained")),
+            pretrained=bool(self.run_options.get("pretrained")),
         )
 
 
-def resolve(
-    typed: str, weights: Path | None = None, *, model: str | None = None, pretrained: bool = False
-) -> NamedModel:
-    """The network that `typed` names.
+def resolve(typed: str, weights: Path | None = None, *, pretrained: bool = False) -> NamedModel:
+    """The network that `typed`, MODEL, names.
 
     Args:
-        typed: MODEL.
         weights: --weights, for a network that has none of its own.
-        model: The original network of a folder that does not record it.
         pretrained: --pretrained, which is the same as NAME=pretrained.
     """
     if weights is not None or pretrained:
-        named, option = resolve(typed, model=model), "--pretrained" if pretrained else f"--weights {weights}"
+        named, option = resolve(typed), "--pretrained" if pretrained else f"--weights {weights}"
         if pretrained and weights is not None:
             raise ModelError("give either --weights or --pretrained")
-        if named.weights is not None or named.folders or named.pretrained or named.is_file:
+        if named.weights is not None or named.folder is not None or named.pretrained or named.is_file:
             raise ModelError(f"{typed} has its own weights: leave out {option}")
         named = replace(named, weights=weights, pretrained=pretrained)
         return _checked_pretrained(named) if pretrained else named
     folder = Path(typed)
     if folder.is_dir():
-        return _from_folder(typed, folder, model)
+        return _from_folder(typed, folder)
     if is_onnx(typed) and ("=" not in typed or folder.is_file()):
         return NamedModel(typed, typed)
     name, equals, file = typed.partition("=")
@@ -155,7 +150,7 @@ def resolve(
     if file == PRETRAINED:
         return _checked_pretrained(NamedModel(typed, name, pretrained=True))
     if equals and Path(file).is_dir():
-        return _from_folder(typed, Path(file), model or name)
+        return _from_folder(typed, Path(file), name)
     return NamedModel(typed, name, Path(file) if equals else None)
 
 
@@ -168,12 +163,13 @@ def _checked_pretrained(named: NamedModel) -> NamedModel:
     return named
 
 
-def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
+def _from_folder(typed: str, folder: Path, model: str | None = None) -> NamedModel:
     content = held_by(folder)
     if content == TRAINING and (folder / "summary.json").exists():
         summary = read_object(folder / "summary.json")
         weights = folder / "model.safetensors"
-        return NamedModel(typed, model or summary["model"], weights, asked=summary.get("command", {}))
+        options, built = (summary.get(key) or {} for key in ("command", "built"))
+        return NamedModel(typed, model or summary["model"], weights, run_options=options, arguments=built)
     if not (folder / "plan.json").exists():
         if content == PRUNING:
             raise FileError(f"the run in {folder} is not finished; to continue it: prunus prune --resume {folder}")
@@ -183,29 +179,24 @@ def _from_folder(typed: str, folder: Path, model: str | None) -> NamedModel:
             + "; a pruned network has plan.json and model.safetensors"
         )
     config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
-    asked = config.get("command")
-    asked = asked if isinstance(asked, dict) else {}  # a run of `prunus.compress` has none
-    recorded = config.get("start") if "original" in config else None
-    recorded = recorded if isinstance(recorded, dict) else {}  # so that the folder it went on from is not needed
+    # A run of `prunus.compress` has no command. With "start", a folder that the run went on from is not needed.
+    command, begun, built = (
+        value if isinstance(value := config.get(key), dict) else {} for key in ("command", "start", "built")
+    )
     kept = folder / ORIGINAL_FILE
-    name = model or (str(kept) if kept.is_file() else None) or recorded.get("network") or asked.get("model")
+    name = model or (str(kept) if kept.is_file() else None) or begun.get("network") or command.get("model")
     if not isinstance(name, str):
         raise ModelError(f"{folder} does not record its original network: give that too, as in NAME={folder}")
     try:
         start = resolve(name)
     except (FileError, ModelError) as error:
         raise ModelError(f"{folder} was pruned from {name}, which cannot be opened: {error}") from error
-    if all(start.asked.get(key) == asked.get(key) for key in ("data", "holdout")):
-        asked = {**asked, "seed": start.asked.get("seed", asked.get("seed", 0))}  # it divided the images for both
-    if "seed" in recorded:
-        asked = {**asked, "seed": recorded["seed"]}
-    arguments = config.get("built")
-    arguments = arguments if isinstance(arguments, dict) else start.arguments
-    folders = (folder,) if "original" in config else (*start.folders, folder)
-    return NamedModel(typed, start.name, folders=folders, asked=asked, arguments=arguments)
+    if "seed" in begun:  # it divided the images of the run that this one went on from
+        command = {**command, "seed": begun["seed"]}
+    return NamedModel(typed, start.name, folder=folder, run_options=command, arguments=built)
 
 
-def check_network(text: str) -> None:
+def check_model_name(text: str) -> None:
     """Early check of MODEL: a known name, a weight file that exists, or a folder."""
     if not text:
         raise ModelError("the name of the network is empty")
@@ -237,7 +228,7 @@ def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: 
                 f"first: prunus train {named.name} --pretrained --data {data.name}"
             )
     if named.is_file and data.classes:
-        from prunus.zoo.onnx_file import read_onnx
+        from prunus.zoo.onnx.file import read_onnx
 
         outputs = read_onnx(named.name).num_classes
         if outputs not in (None, len(data.classes)) and "classes" not in arguments:
@@ -246,8 +237,8 @@ def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: 
                 "own classes, in folders whose sorted names are in the order of its outputs"
             )
     model = _built(named, arguments, seed)
-    for folder in named.folders:
-        model = load(folder, model)
+    if named.folder is not None:
+        model = load(named.folder, model)
     check_runs(model, named, data.example())
     return model
 
@@ -263,7 +254,7 @@ def factory_arguments(named: NamedModel, data: AnyData) -> dict[str, Any]:
     channels = _channels(named, data.shape[0])
     if data.classes:
         return {"num_classes": len(data.classes), **channels}
-    count = num_classes(str(named.asked.get("data", "")))  # of images without labels, if the network is a run's
+    count = num_classes(str(named.run_options.get("data", "")))  # of images without labels, if the network is a run's
     return _with_classes(named, channels if count is None else {"num_classes": count, **channels})
 
 
@@ -444,11 +435,11 @@ def open_network(
     from prunus.graph.plan import Plan
     from prunus.zoo.models import accepts
 
-    data = str(named.asked.get("data", ""))
+    data = str(named.run_options.get("data", ""))
     count = classes or num_classes(data)
     arguments: dict[str, Any] = {} if count is None else {"num_classes": count}
-    if named.folders:
-        plan = Plan.load(named.folders[-1] / "plan.json")
+    if named.folder is not None:
+        plan = Plan.load(named.folder / "plan.json")
     one = plan is not None and isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}
     shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if plan is not None and one else ()
     if named.is_file:
@@ -462,20 +453,17 @@ def open_network(
         factory = import_user_function(named.name, ModelError) if named.is_user_provided else None
         if factory is None or accepts(factory, "in_channels"):  # one that does not is for these images already
             arguments |= _channels(named, shape[0])
-    if not named.folders:
+    if named.folder is None:
         arguments = _with_classes(named, arguments)
-        shape = shape or named.config.shape
+        shape = shape or tuple(named.run_options.get("shape") or named.config.shape)
         network = _built(named, arguments)
         check_runs(network, named, torch.zeros(1, *shape))
         return Network(named.label, network, shape, arguments=arguments)
 
     assert plan is not None
-    folder = named.folders[-1]
     original = _built(named, arguments)
-    for earlier in named.folders[:-1]:
-        original = load(earlier, original)
-    network, inputs = load(folder, original), None
+    network, inputs = load(named.folder, original), None
     if not one:
-        inputs = example_of(plan, original, folder / "plan.json")
+        inputs = example_of(plan, original, named.folder / "plan.json")
         shape = tuple(tuple(x.shape[1:]) for x in tree_leaves(inputs) if isinstance(x, torch.Tensor))
     return Network(named.label, network, shape, plan, original, inputs, arguments)

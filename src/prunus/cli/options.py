@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 import typer
 
 from prunus.cli.console import Early, choice
-from prunus.cli.network import MODEL_HELP, check_network
+from prunus.cli.network import MODEL_HELP, check_model_name
 from prunus.errors import PrunusError
-from prunus.util.options import GROUPS, Option, check, default_of, option, options_of
+from prunus.util.options import GROUPS, Option, as_typed, check, default_of, option, options_of, parse_value
+from prunus.util.registry import unknown
 from prunus.zoo.names import check_weight_file
 
 if TYPE_CHECKING:
@@ -32,28 +33,27 @@ S = TypeVar("S")
 EVERYDAY = "Everyday options"
 
 
-@dataclass(frozen=True)
-class OnlyWith:
-    """Marks settings of a verb that only some of its modes use, as in Annotated[ScoreSettings, OnlyWith("scores")].
+class Mark:
+    """Says something of a verb's settings class, as in Annotated[ScoreSettings, OnlyWith("scores")]."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+class OnlyWith(Mark):
+    """Only these modes of the verb use the settings.
 
     `--help` lists them under the modes, and `refuse_other_modes` refuses them elsewhere. Settings classes may share an
     option: it belongs to the modes of both.
     """
 
-    modes: tuple[str, ...]
 
-    def __init__(self, *modes: str) -> None:
-        object.__setattr__(self, "modes", modes)
+class Without(Mark):
+    """These settings are not offered on the command line."""
 
 
-@dataclass(frozen=True)
-class Without:
-    """Marks settings of a verb of which some are not offered on the command line; Python has them."""
-
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
+class BySet(Mark):
+    """These settings have no option of their own: --set NAME=VALUE gives them."""
 
 
 def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +68,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     spread: dict[str, tuple[int, inspect.Parameter]] = {}
     declared: dict[str, tuple[str, Any]] = {}  # option -> its help and default, the same in all classes
     modes: dict[str, list[str]] = {}  # option -> the modes that use it
+    by_set: dict[str, tuple[Any, str]] = {}  # setting without an option -> its type and help
     for parameter in inspect.signature(verb).parameters.values():
         hint, marks = hints[parameter.name], getattr(hints[parameter.name], "__metadata__", ())
         kind = get_args(hint)[0] if marks else hint
@@ -77,10 +78,15 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
             (arguments if is_argument else others).append(plain)
             continue
         classes[parameter.name] = kind
-        without = [name for mark in marks if isinstance(mark, Without) for name in mark.names]
-        used_by = [mode for mark in marks if isinstance(mark, OnlyWith) for mode in mark.modes]
+        without, rare, used_by = (
+            [name for mark in marks if isinstance(mark, each) for name in mark.names]
+            for each in (Without, BySet, OnlyWith)
+        )
         for field, about in _offered(kind):
             if field.name in without:
+                continue
+            if field.name in rare:
+                by_set[field.name] = get_type_hints(kind)[field.name], about.help
                 continue
             meaning = about.help, default_of(field)
             if declared.setdefault(field.name, meaning) != meaning:  # one option would silently hide the other
@@ -96,6 +102,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(verb)
     def run(**values: Any) -> Any:
         typed = {name: values.pop(name) for name in spread}
+        typed |= _changes(values.pop("changes", None) or (), by_set, spread)
         for name, kind in classes.items():
             values[name] = settings_from(kind, typed)
             check(values[name], PrunusError)  # before anything slow is imported
@@ -105,9 +112,42 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     # Stable: options of a group stay in the order of their fields.
     ordered = [parameter for _, parameter in sorted(spread.values(), key=lambda pair: pair[0])]
+    if by_set:
+        help_text = (
+            "Another setting, as in ema=0.99; can be repeated. NAME without a value says what it is: "
+            f"{', '.join(by_set)}"
+        )
+
+        def checked(texts: list[str] | None) -> list[str] | None:
+            _changes(texts or (), by_set, spread)
+            return texts
+
+        info = typer.Option(
+            "--set", metavar="NAME=VALUE", help=help_text, rich_help_panel="Other settings", callback=checked
+        )
+        annotation = Annotated[list[str] | None, info]
+        others.append(inspect.Parameter("changes", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     run.__signature__ = inspect.Signature([*arguments, *ordered, *others])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
     return run
+
+
+def _changes(texts: Iterable[str], by_set: Mapping[str, tuple[Any, str]], options: Collection[str]) -> dict[str, Any]:
+    """The values of --set NAME=VALUE by name."""
+    changes = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name in options:
+            raise typer.BadParameter(f"{text}: this setting has an option, --{name.replace('_', '-')}")
+        if name not in by_set:
+            raise typer.BadParameter(unknown("setting", name, list(by_set)))
+        kind, meaning = by_set[name]
+        if not equals:
+            raise typer.BadParameter(f"{text} is not NAME=VALUE. {name}: {meaning}")
+        parsed = parse_value(value.lower() if value in ("True", "False") else value)
+        is_float = float in (kind, *get_args(kind)) and type(parsed) is int
+        changes[name] = float(parsed) if is_float else parsed
+    return changes
 
 
 def _offered(kind: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
@@ -158,25 +198,15 @@ def values_of(*settings: Any) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
-def command_line(verb: str, argument: str, *settings: Any, never: Collection[str] = ()) -> str:
-    """The command that gives these settings again, without options at their default and those in `never`."""
+def command_line(verb: str, argument: str, *settings: Any, by_set: Collection[str] = ()) -> str:
+    """The command that gives these settings again, without options at their default."""
     words = ["prunus", verb, argument]
     for each in settings:
         for field, _ in _offered(type(each)):
             value = getattr(each, field.name)
-            if field.name not in never and value != default_of(field):
-                words += _words(f"--{field.name.replace('_', '-')}", value)
+            if value != default_of(field):
+                words += as_typed(field.name, value, by_set)
     return shlex.join(words)
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """An option as it is typed; one with several values is repeated."""
-    if isinstance(value, bool):
-        return [name if value else f"--no-{name[2:]}"]
-    if isinstance(value, tuple):
-        return [word for each in value for word in _words(name, each)]
-    whole = isinstance(value, float) and value.is_integer() and value >= 1000  # 63000000, not 63000000.0
-    return [name, f"{value:.0f}" if whole else str(value)]
 
 
 def typed_options(context: typer.Context) -> dict[str, Any]:
@@ -186,7 +216,8 @@ def typed_options(context: typer.Context) -> dict[str, Any]:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and not source.name.startswith("DEFAULT"):
             typed[parameter.name or ""] = parameter
-    return typed
+    changes = typed.pop("changes", None)
+    return typed | {text.partition("=")[0]: changes for text in context.params.get("changes") or ()}
 
 
 def refuse_other_modes(context: typer.Context, mode: str | None) -> None:
@@ -237,11 +268,10 @@ class TrainingImages:
 PARTS = ("train", "holdout", "test")
 
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default", min=1)]
-Model = Annotated[str, typer.Argument(help=MODEL_HELP), Early(check_network)]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP), Early(check_model_name)]
 NumImages = Annotated[
     int | None, typer.Option(help="Number of images, a sample with the same share of each class; all by default", min=1)
 ]
-Original = Annotated[str | None, typer.Option(help="Original network of a folder, if the folder does not name it")]
 Part = Annotated[str, typer.Option(help="Images to read: train, holdout or test"), choice("part", *PARTS)]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="The weights that timm or torchvision loads itself")]
 Weights = Annotated[

@@ -57,7 +57,7 @@ def print_paper(network: nn.Module, images: AnyData, request: Request, named: Na
 
 def write_differences(folder: Path, lines: Sequence[str]) -> None:
     """Write what `print_paper` printed to differences.md, in the place of what the settings alone tell."""
-    from prunus.run.differences import DIFFERENCES, as_markdown
+    from prunus.run.paper import DIFFERENCES, as_markdown
     from prunus.util.files import write_atomically
 
     kinds = {"different from the paper: ": list[str](), "left open in the paper: ": list[str]()}
@@ -115,7 +115,6 @@ def _cost(graph: ChannelGraph, images: AnyData, request: Request) -> str:
     """What the run will cost on this machine, as far as the number of images is known without reading them."""
     from prunus.run.checkup import measure_speed
     from prunus.run.paper import paper_cost
-    from prunus.tasks import task_of
     from prunus.util.batches import device_of, to_device
 
     train, held_out = _images_in(images, "train"), _images_in(images, "holdout")
@@ -125,8 +124,7 @@ def _cost(graph: ChannelGraph, images: AnyData, request: Request) -> str:
     some = images.example()
     if not isinstance(images, UserData):
         some, *_ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
-    task = task_of(request.settings.task)
-    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), task, quiet=True)
+    speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), quiet=True)
     return str(paper_cost(graph, request.settings, speed, train, held_out))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Answer, Early, console, existing_folder, friendly, resumable, run_folder, say, table
+from prunus.cli.console import Answer, Early, console, default_folder, existing_folder, friendly, resumable, say, table
 from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import (
     DEMO_DATA,
@@ -21,27 +21,25 @@ from prunus.cli.network import (
     ORIGINAL_FILE,
     YOLO,
     NamedModel,
-    check_network,
+    check_model_name,
     demo_network,
     factory_arguments,
     open_model,
     resolve,
 )
 from prunus.cli.options import (
+    BySet,
     DeviceOptions,
     TrainingImages,
-    Without,
     command_line,
-    options_from_settings,
     settings_from,
     typed_options,
     values_of,
 )
-from prunus.cli.report import live_page
 from prunus.errors import ModelError, RunError
-from prunus.run.settings import Settings, check_settings, with_goal
+from prunus.run.settings import RARE, Settings, check_settings, with_goal
 from prunus.util.files import PRUNING, read_object, refuse_others, write_atomically
-from prunus.util.options import option
+from prunus.util.options import as_typed, option
 from prunus.util.text import count
 from prunus.util.user_code import import_user_function
 from prunus.zoo.names import check_weight_file
@@ -52,9 +50,7 @@ if TYPE_CHECKING:
     from prunus.cli.images import AnyData
     from prunus.run.result import Compressed
 
-DEMO: dict[str, Any] = {"speedup": 1.5}  # settings of the demo, which has no augmentation either
-# Settings that are rarely worth changing in a run; Python has them, and `train` and `inspect --sensitivity` do.
-PYTHON_ONLY = Without("measure", "trial_ratio", "trials", "ema", "temperature", "distill_weight", "views")
+DEMO_SPEEDUP = 1.5  # of the demo, which has no augmentation either
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class Request:
     def command_line(self) -> str:
         """The command that asks for the same."""
         parts = self.data, self.options, self.settings, self.device
-        return command_line("prune", self.model, *parts, never=PYTHON_ONLY.names)
+        return command_line("prune", self.model, *parts, by_set=RARE)
 
     def about(self, named: NamedModel, images: AnyData) -> dict[str, Any]:
         """What the run's config.json says of the command."""
@@ -117,38 +113,39 @@ class Request:
 
             about["start"] = {
                 "network": named.name,
-                "earlier": [str(earlier) for earlier in named.folders],
+                "earlier": [str(named.folder)] if named.folder else [],
                 "seed": self.data.seed_for(named, self.settings.seed),
-                "original": to_data(Beginning.of_run(named.folders[-1])) if named.folders else None,
+                "original": to_data(Beginning.of_run(named.folder)) if named.folder else None,
             }
-            if named.folders and (config := named.folders[-1] / "config.json").exists():
+            if named.folder and (config := named.folder / "config.json").exists():
                 about["original"] = read_object(config).get("original")
         return about
 
     def _class_numbers(self, named: NamedModel) -> list[int]:
         """The numbers of the classes that are kept, among all of the data set."""
-        whole = self.data.open(replace(named, asked={}), self.settings.seed, self.settings.task)
+        whole = self.data.open(replace(named, run_options={}), self.settings.seed, self.settings.task)
         assert not isinstance(whole, UserData) and self.options.classes is not None
         return whole.class_numbers(self.options.classes)
 
     def resolved(self) -> tuple[Request, NamedModel]:
         """The request with the data and task of its network, and the network."""
         named = resolve(self.model, self.options.weights, pretrained=self.options.pretrained)
-        request = replace(self, data=self.data.known_for(named))
-        kept = named.asked.get("classes") if named.asked.get("data") == request.data.data else None
-        if kept and request.options.classes not in (None, kept):
+        data, classes = self.data.known_for(named), self.options.classes
+        kept = named.run_options.get("classes") if named.run_options.get("data") == data.data else None
+        if kept and classes not in (None, kept):
             raise ModelError(f"{named.typed} knows only the classes {kept}: leave out --classes")
-        request = replace(request, options=replace(request.options, classes=request.options.classes or kept))
+        streams = self.settings.streams
+        if named.name.startswith(YOLO) and streams is None:  # ultralytics would lose selections, see docs
+            streams = "coupled"
+        settings = replace(self.settings, task=named.task(self.settings.task), streams=streams)
+        request = replace(self, data=data, options=replace(self.options, classes=classes or kept), settings=settings)
         if not named.has_weights and not request.is_demo:
             raise ModelError(
                 f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}"
                 f"{', or --pretrained' if named.name.startswith(LIBRARIES) else ''}. "
-                f"To train one first: prunus train {named.name} --data {request.data.name}"
+                f"To train one first: prunus train {named.name} --data {data.name}"
             )
-        settings = replace(request.settings, task=named.task(request.settings.task))
-        if named.name.startswith(YOLO) and settings.streams is None:  # ultralytics would lose selections, see docs
-            settings = replace(settings, streams="coupled")
-        return replace(request, settings=settings), named
+        return request, named
 
     @property
     def is_demo(self) -> bool:
@@ -157,18 +154,17 @@ class Request:
 
 
 @friendly
-@options_from_settings
 def command(
     model: Annotated[
         str | None,
         typer.Argument(help=f"{MODEL_HELP}; a run goes on from its network. The demo's by default."),
-        Early(check_network),
+        Early(check_model_name),
     ] = None,
     *,
     context: typer.Context,
     data: DataOptions,
     options: PruneOptions,
-    settings: Annotated[Settings, PYTHON_ONLY],
+    settings: Annotated[Settings, BySet(*RARE)],
     device: DeviceOptions,
     folder: FolderOptions,
 ) -> Answer | None:
@@ -205,29 +201,31 @@ def command(
         prunus prune vgg16 --data cifar10 --weights w.safetensors --paper
     """
     typed = typed_options(context)
+    data = demo_data("prune", model, data) if folder.resume is None else data
+    if model is None and folder.resume is None and not settings.given and not options.paper:
+        settings = replace(settings, speedup=DEMO_SPEEDUP)
+        options = replace(options, augment="augment" in typed and options.augment)
     request = Request(model or DEMO_MODEL, data, options, settings, device)
     if folder.resume is not None:
-        request = _resumed(request, folder, typed)
+        request, named = _resumed(request, folder, typed).resolved()
     else:
-        if model is None:
-            if data.data not in (None, DEMO_DATA):
-                raise ModelError(f"name the network to prune: prunus prune MODEL --weights FILE --data {data.data}")
-            request = replace(request, data=replace(data, data=DEMO_DATA))
-            if not settings.given and not options.paper:
-                free = {name: value for name, value in DEMO.items() if name not in typed}
-                plain = replace(options, augment="augment" in typed and options.augment)
-                request = replace(request, settings=replace(settings, **free), options=plain)
-    request, named = request.resolved()
-    if folder.resume is None:
+        request, named = request.resolved()
         request = replace(request, settings=with_goal(request.settings))
-    if request.options.paper and folder.resume is None:
-        from prunus.cli.paper_mode import as_in_the_paper
+        if options.paper:
+            from prunus.cli.paper_mode import as_in_the_paper
 
-        request = as_in_the_paper(request, named, typed)
+            request = as_in_the_paper(request, named, typed)
     check_settings(request.settings)  # before torch is imported
     out = folder.resume or folder.out or _new_folder(named, request.data.name)
     refuse_others(out, PRUNING)
     return _prune(request, named, out, watch=folder.watch)
+
+
+def demo_data(verb: str, model: str | None, data: DataOptions) -> DataOptions:
+    """The demo's data set if no network is named; ModelError for another one."""
+    if model is None and data.data not in (None, DEMO_DATA):
+        raise ModelError(f"name the network to prune: prunus {verb} MODEL --weights FILE --data {data.data}")
+    return data if model is not None else replace(data, data=DEMO_DATA)
 
 
 def _resumed(request: Request, folder: FolderOptions, typed: dict[str, Any]) -> Request:
@@ -237,15 +235,16 @@ def _resumed(request: Request, folder: FolderOptions, typed: dict[str, Any]) -> 
     before = read_object(config, f"; {folder.resume} holds no run that could continue").get("command")
     if not isinstance(before, dict) or not isinstance(before.get("model"), str):
         raise RunError(f"{config} was not written by `prunus prune`; use prunus.compress to continue")
-    asked = {**request.record(), "out": None if folder.out is None else str(folder.out)}
+    given = {**request.record(), "out": None if folder.out is None else str(folder.out)}
     for name, parameter in typed.items():
         was = str(folder.resume) if name == "out" else before.get(name)
-        now = json.loads(json.dumps(asked.get(name)))
+        now = json.loads(json.dumps(given.get(name)))
         if name not in ("resume", "watch") and was != now:
-            word = "MODEL" if parameter.param_type_name == "argument" else f"--{name.replace('_', '-')}"
+            is_model = parameter.param_type_name == "argument"
+            typed_as = f"MODEL {now}" if is_model else " ".join(as_typed(name, now, RARE))
             there = "was started without it" if was is None else f"has {was}"
             raise RunError(
-                f"{word} {now} differs from the run in {folder.resume}, which {there}: --resume continues a run with "
+                f"{typed_as} differs from the run in {folder.resume}, which {there}: --resume continues a run with "
                 "its own options. Leave the option out, or start another run with --out"
             )
     return Request.from_record(before)
@@ -253,13 +252,14 @@ def _resumed(request: Request, folder: FolderOptions, typed: dict[str, Any]) -> 
 
 def _new_folder(named: NamedModel, data: str) -> Path:
     """Where a run is written by default. One that goes on from runs/NAME is runs/NAME-2, then runs/NAME-3."""
-    if not named.folders:
-        return run_folder(f"prune-{named.label}-{data}")
+    if named.folder is None:
+        return default_folder(f"prune-{named.label}-{data}")
     name, _, number = named.label.rpartition("-")
-    return run_folder(f"{name}-{int(number) + 1}" if name and number.isdigit() else f"{named.label}-2")
+    return default_folder(f"{name}-{int(number) + 1}" if name and number.isdigit() else f"{named.label}-2")
 
 
 def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) -> Answer | None:
+    from prunus.report.live import watching
     from prunus.report.run_page import write_report
     from prunus.run.compress import compress
     from prunus.run.folder import RunFolder
@@ -273,7 +273,10 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
 
         by_paper = print_paper(network, images, request, named)
     about = request.about(named, images)
-    with resumable(f"prunus prune --resume {folder}"), live_page(folder) if watch and rank == 0 else nullcontext():
+    watched: AbstractContextManager[Path | None] = watching(folder) if watch and rank == 0 else nullcontext()
+    with resumable(f"prunus prune --resume {folder}"), watched as live:
+        if live is not None:
+            say(f"watch it: {live.resolve().as_uri()} (open it in a browser)")
         result = compress(network, **parts, settings=settings, folder=RunFolder(folder, about=about))
     leave()
     if rank:
@@ -296,7 +299,7 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
 
 def _write_file(result: Compressed, named: NamedModel, folder: Path) -> Path:
     """The pruned network as an .onnx file in the run's folder, beside the file that it was pruned from."""
-    from prunus.zoo.onnx_file import read_onnx
+    from prunus.zoo.onnx.file import read_onnx
 
     original = folder / ORIGINAL_FILE
     if not original.exists():
@@ -320,7 +323,7 @@ def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyDat
         network = demo_network(images, settings.seed, rank)
     else:
         network = open_model(named, images, seed=settings.seed)
-    if request.options.classes and not named.asked.get("classes"):
+    if request.options.classes and not named.run_options.get("classes"):
         from prunus.graph.outputs import keep_classes
         from prunus.zoo.models import accepts
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prunus.cli.console import Answer, Early, choice, complain, console, existing_folder, friendly, say, table
-from prunus.errors import FileError, PrunusError
+from prunus.errors import PrunusError
 from prunus.util.files import PRUNING, held_by, read_object, refuse_overwriting
 
 if TYPE_CHECKING:
     from prunus.report.compare import Comparison
 
 SUMMARY = "summary.json"
-LOOK_EVERY = 0.5  # seconds
 COMPARISON = Path("runs/comparison")
 FORMATS = ("html", "markdown", "latex", "bibtex")
 
@@ -42,9 +39,6 @@ def command(
         ),
         choice("format", *FORMATS),
     ] = "html",
-    live: Annotated[
-        bool, typer.Option("--live", help="Write the page of a run at work again and again, until it has finished")
-    ] = False,
 ) -> Answer:
     """Write the page of a run or a study: one self-contained HTML file.
 
@@ -54,8 +48,7 @@ def command(
 
     With --format latex, the table is printed for a paper (booktabs), and nothing is written.
 
-    Of a run at work, the page shows rounds and epochs so far; with --live it is kept up to date, and loads itself
-    again. Ctrl-C ends that, and does not stop the run.
+    Of a run at work, the page shows rounds and epochs so far; `prune --watch` keeps it up to date.
 
     Examples:
 
@@ -69,15 +62,11 @@ def command(
 
         prunus report runs/a --format bibtex > metrics.bib
 
-        prunus report runs/prune-resnet56-cifar10 --live
-
         prunus report runs/study-timing-vgg16-cifar10
     """
-    if live and (len(runs) > 1 or out is not None):
-        raise PrunusError("--live writes report.html in the folder of one run: leave out other folders and --out")
     if form != "html":
-        if live or out is not None:
-            raise PrunusError(f"--format {form} prints, and writes no page: leave out --live and --out")
+        if out is not None:
+            raise PrunusError(f"--format {form} prints, and writes no page: leave out --out")
         return _print_bibtex(runs) if form == "bibtex" else _print_table(runs, form)
     if len(runs) > 1:
         return _compare(runs, out or COMPARISON)
@@ -86,9 +75,6 @@ def command(
     from prunus.report.run_page import write_report
 
     at_work = held_by(folder) == PRUNING and not (folder / SUMMARY).exists()
-    if live:
-        _follow(folder, at_work)
-        return Answer({"page": folder / "report.html", "finished": (folder / SUMMARY).exists()})
     if at_work and out is None:
         page = write_progress(folder)
         say(f"the run is not finished; written: {page}")
@@ -100,34 +86,6 @@ def command(
     return Answer({"page": page, "finished": not at_work})
 
 
-def _follow(folder: Path, at_work: bool) -> None:
-    """Keep the page of a run up to date until the run has finished."""
-    content = held_by(folder)
-    if content != PRUNING:
-        raise FileError(f"{folder} holds {content or 'no run'}; name the folder of a `prunus prune`")
-    if not at_work:
-        say(f"the run has finished: prunus report {folder}")
-        return
-    with live_page(folder):
-        try:
-            while not (folder / SUMMARY).exists():
-                time.sleep(LOOK_EVERY)
-        except KeyboardInterrupt:
-            say("stopped watching; the run goes on")
-            return
-    say(f"the run has finished: {folder}")
-
-
-@contextmanager
-def live_page(folder: Path) -> Iterator[None]:
-    """Write the page of a run while the work inside goes on, and say where it is."""
-    from prunus.report.live import watching
-
-    with watching(folder) as page:
-        say(f"watch it: {page.resolve().as_uri()} (open it in a browser)")
-        yield
-
-
 def _print_bibtex(runs: list[Path]) -> Answer:
     """What to cite for the metrics of runs or studies."""
     from prunus.scoring.citations import bibtex
@@ -136,8 +94,8 @@ def _print_bibtex(runs: list[Path]) -> Answer:
     used: list[str] = []
     for folder in runs:
         config = read_object(folder / "config.json", f"; {folder} holds no run or study")
-        asked = {**(config.get("asked") or {}), **(config.get("settings") or {})}
-        named = asked.get("metrics") or asked.get("metric") or ()
+        settings = {**(config.get("asked") or {}), **(config.get("settings") or {})}
+        named = settings.get("metrics") or settings.get("metric") or ()
         used += [named] if isinstance(named, str) else list(named)
     known = [name for name in dict.fromkeys(used) if METRICS.split_options(name)[0] in METRICS]
     entries = bibtex(known)
@@ -186,17 +144,17 @@ def _study_table(folder: Path, form: str) -> str:
 
 def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]], str, tuple[str, ...]]]:
     """Titles, rows, caption and right-aligned titles: of the finished runs, and of their means over seeds."""
-    from prunus.report.compare import finished, sides
+    from prunus.report.compare import finished
     from prunus.util.text import big_number, relative_change
 
-    rows, done = [], list(finished(comparison.entrants))
+    rows, done = [], finished(comparison.entrants)
     tested = len(done) > 1 and any(pair.result is not None for pair in comparison.pairs)
-    for entrant, run in done:
-        was, now, text = *sides(run), run.summary.quality
+    for each in done:
+        entrant, was, now, text = each.entrant, each.before, each.after, each.run.summary.quality
         before, after = (side.costs["MACs per image"] for side in (was, now))
         macs = f"{big_number(after)} ({relative_change(before, after)})".replace("−", "-")
         quality = [text.name, text.shown(now.quality), text.change(now.quality - was.quality)]
-        speeds = run.since_original.speeds
+        speeds = each.run.since_original.speeds
         speed = f"{speeds[0].change} in {speeds[0].place}" if speeds else "not measured"
         rows.append([entrant.letter, entrant.name, *quality, macs, speed])
         rows[-1] += [comparison.against_first(entrant.letter)] if tested else []
@@ -204,7 +162,7 @@ def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]]
     titles = ["", "run", "quality", "after", "change", "MACs", "speed-up", *([f"p against {first}"] if tested else [])]
     what = f" p: paired tests against {first} on the same images." if tested else ""
     yield titles, rows, f"Pruned networks.{what}", ("after", "change", "MACs", f"p against {first}")
-    texts = {entrant.letter: run.summary.quality for entrant, run in done}
+    texts = {each.letter: each.run.summary.quality for each in done}
     means = []
     for group in comparison.over_seeds:
         text = texts[group.letters[0]]

@@ -48,7 +48,7 @@ def command(
         prunus reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
     from prunus.cli import build
-    from prunus.studies.recipes import all_commands, as_asked, commands, load_recipe, missing, recipes_called
+    from prunus.studies.recipes import all_commands, at_budget, commands, load_recipe, missing, recipes_called
 
     if name is None:
         return _list()
@@ -56,13 +56,13 @@ def command(
     if weights is not None and len(names) > 1:
         raise RunError(f"{name} has several networks; give --weights to one recipe at a time: {', '.join(names)}")
     how: dict[str, Any] = {"data": data, "is_trained": weights is not None}
-    asked = [as_asked(load_recipe(each), budget, change or (), **how) for each in names]
-    recipes, folder = [recipe for recipe, _ in asked], out or Path("runs") / f"{name}-{budget}"
+    chosen = [at_budget(load_recipe(each), budget, change or (), **how) for each in names]
+    recipes, folder = [recipe for recipe, _ in chosen], out or Path("runs") / f"{name}-{budget}"
     if len(recipes) == 1:
         steps = commands(recipes[0], folder, weights=weights, device=device, root=data_root)
     else:
         steps = all_commands(recipes, folder, device=device, root=data_root)
-    _print_plan(asked, budget, steps)
+    _print_plan(chosen, budget, steps)
     for words in steps:
         check(words)
     answer = {"recipes": list(names), "budget": budget, "folder": folder, "commands": steps}
@@ -115,11 +115,11 @@ def _list() -> Answer:
     return Answer({"recipes": {r.name: {"paper": r.paper, "title": r.title} for r in known}})
 
 
-def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
+def _print_plan(chosen: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:
     from prunus.studies.recipes import published_row
 
-    told: set[str] = set()  # what is true of several recipes is told once
-    for number, (recipe, changes) in enumerate(asked):
+    printed: set[str] = set()  # what is true of several recipes is printed once
+    for number, (recipe, changes) in enumerate(chosen):
         say(f"{chr(10) if number else ''}{recipe.title} ({recipe.paper})")
         row = published_row(recipe)
         if row is not None:
@@ -128,9 +128,9 @@ def _print_plan(asked: list[tuple[Recipe, list[Change]]], budget: str, steps: li
         lines = [f"left open in the paper: {text}" for text in recipe.left_open]
         lines += [f"different from the paper: {text}" for text in recipe.departs]
         for line in lines:
-            if line not in told:
+            if line not in printed:
                 say(line)
-        told |= set(lines)
+        printed |= set(lines)
         as_printed = [change for change in changes if change.is_the_papers]
         for change in as_printed:
             say(f"as in the paper's formula, without a ridge: {change}")

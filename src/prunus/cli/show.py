@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Answer, Early, choice, friendly, run_folder, say
+from prunus.cli.console import Answer, Early, choice, default_folder, friendly, say
 from prunus.cli.images import DataOptions
-from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_network, demo_network, open_model, resolve
-from prunus.cli.options import PARTS, DeviceOptions, Weights, options_from_settings, typed_options
+from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_model_name, demo_network, open_model, resolve
+from prunus.cli.options import PARTS, DeviceOptions, Weights, typed_options
 from prunus.deciding.settings import StreamSettings
 from prunus.errors import DataError
 from prunus.plots.settings import ChannelsFigureSettings, SeparationSettings
@@ -36,7 +36,6 @@ class ShowOptions(StreamSettings):
 
 
 @friendly
-@options_from_settings
 def command(
     picture: Annotated[
         str,
@@ -44,7 +43,7 @@ def command(
         choice("the picture", *PICTURES),
     ],
     model: Annotated[
-        str | None, typer.Argument(help=f"{MODEL_HELP}; the demo's by default"), Early(check_network)
+        str | None, typer.Argument(help=f"{MODEL_HELP}; the demo's by default"), Early(check_model_name)
     ] = None,
     *,
     context: typer.Context,
@@ -94,7 +93,7 @@ def command(
         network = open_model(named, images, seed=settings.seed)
     home = device.pick()
     graph = trace(network.to(home), images.example().to(home), options.streams)
-    folder = options.out or run_folder(f"show-{named.label}-{data.name}")
+    folder = options.out or default_folder(f"show-{named.label}-{data.name}")
     given: dict[str, Any] = {"normalised": Normalisation(images.mean, images.std), "settings": settings}
     scored, drawn = (images.loader(part, 128, seed=settings.seed) for part in ("train", options.part))  # type: ignore[arg-type]
     count = options.classes or (10 if picture == "separation" else 5)

@@ -12,26 +12,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunus.cli.console import (
-    EXIT_ERROR,
     Answer,
     Early,
     choice,
-    complain,
-    complaints,
     console,
+    default_folder,
     existing_folder,
     friendly,
     resumable,
-    run_folder,
     say,
     table,
     typed_command,
 )
 from prunus.cli.images import DataOptions, UndividedData, UserData, task_on
-from prunus.cli.network import NamedModel, check_network, open_graph, open_model, open_network, resolve
-from prunus.cli.options import Classes, DeviceOptions, Model, Original, TrainingImages, Weights, options_from_settings
+from prunus.cli.network import NamedModel, check_model_name, open_graph, open_model, open_network, resolve
+from prunus.cli.options import (
+    BySet,
+    Classes,
+    DeviceOptions,
+    Model,
+    TrainingImages,
+    Weights,
+)
 from prunus.deciding.settings import StreamSettings
-from prunus.errors import DataError, ModelError, PlanError, PrunusError
+from prunus.errors import DataError, ModelError, PlanError
+from prunus.run.settings import RARE
 from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
@@ -51,32 +56,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
-def _print_bibtex(metrics: str | None) -> None:
-    if metrics is None:
-        return
-    from prunus.scoring.citations import bibtex
-    from prunus.scoring.metrics import METRICS
-
-    try:
-        print(bibtex([name for word in names(metrics) for name in (METRICS if word == "all" else [word])]), end="")
-    except PrunusError as error:
-        complain("error", str(error), "bold red")
-        raise typer.Exit(EXIT_ERROR) from None
-    raise typer.Exit
-
-
 @app.callback()
-def root(
-    bibtex: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRICS",
-            is_eager=True,
-            callback=_print_bibtex,
-            help="Print what to cite for some metrics, separated by commas, or for all, and exit",
-        ),
-    ] = None,
-) -> None:
+def root() -> None:
     """The paper's experiments, on any network and data set: a table, pictures and a page in one folder.
 
     The same command continues a study that was stopped.
@@ -84,8 +65,6 @@ def root(
     Examples:
 
         prunus study effectiveness resnet56=w.safetensors --data cifar10
-
-        prunus study --bibtex gsd,hrank
     """
 
 
@@ -117,25 +96,13 @@ Out = Annotated[
 ]
 
 
-Form = Annotated[
-    str,
-    typer.Option("--format", help="Printed table: text, or latex for a paper", rich_help_panel="Output"),
-    choice("format", "text", "latex"),
-]
-
-
-def results_in(folder: Path, rows: Sequence[Mapping[str, Any]], form: str = "text") -> Answer:
-    """Write the study's page, and print where the results are; with the form latex, print the study's table.tex."""
+def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
+    """Write the study's page, and print where the results are."""
     from prunus.report.run_page import write_report
-    from prunus.studies.folder import LATEX
 
     page = write_report(folder)
-    if form == "latex":
-        console.print((folder / LATEX).read_text(encoding="utf-8"), end="", soft_wrap=True)
-        complaints.print(f"results in {folder}, report: {page}", soft_wrap=True)
-    else:
-        say(f"\nresults in {folder}: study.json, table.csv, table.tex, pictures as .png and .svg")
-        say(f"report: {page} (open it in a browser)")
+    say(f"\nresults in {folder}: study.json, table.csv, table.tex, pictures as .png and .svg")
+    say(f"report: {page} (open it in a browser)")
     return Answer({"folder": folder, "page": page, "rows": rows})
 
 
@@ -167,12 +134,11 @@ def open_all(named: list[NamedModel], images: AnyData, device: DeviceOptions, se
 
 @app.command()
 @friendly
-@options_from_settings
 def effectiveness(
     models: Annotated[
         list[str],
         typer.Argument(metavar="MODEL...", help="Networks: NAME=WEIGHTS, or folders of runs"),
-        Early(check_network),
+        Early(check_model_name),
     ],
     settings: EffectivenessSettings,
     data: UndividedData,
@@ -180,7 +146,6 @@ def effectiveness(
     device: DeviceOptions,
     weights: Weights = None,
     out: Out = None,
-    form: Form = "text",
 ) -> Answer | None:
     """Remove the same fraction of every unit by each metric, and measure accuracy (the paper's Figs. 2 and 4).
 
@@ -195,8 +160,6 @@ def effectiveness(
         prunus study effectiveness resnet56=w.safetensors --data cifar10
 
         prunus study effectiveness vgg16=v.pt --data cifar10 --metrics gsd,di
-
-        prunus study effectiveness vgg16=v.pt --data cifar10 --format latex
     """
     named = trained(models, weights)
     data = data.known_for(named[0])
@@ -214,7 +177,7 @@ def effectiveness(
     task = task_on(opened, task_of(settings.task), lambda: next(iter(networks.values())))
     settings = replace(settings, task=task)
     home = device_of(next(iter(networks.values())))
-    folder = out or run_folder("-".join(["study-effectiveness", *(each.label for each in named), data.name]))
+    folder = out or default_folder("-".join(["study-effectiveness", *(each.label for each in named), data.name]))
 
     def retrain_on(seed: int) -> Batches:
         return opened.loader("train", images.batch_size, augment=images.augment, shuffle=True, seed=seed)
@@ -234,9 +197,8 @@ def effectiveness(
         )
     if not is_first_process():
         return None
-    if form == "text":
-        _print_effectiveness(rows, QualityText.of(task))
-    return results_in(folder, rows, form)
+    _print_effectiveness(rows, QualityText.of(task))
+    return results_in(folder, rows)
 
 
 def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
@@ -258,16 +220,16 @@ def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
 
 @app.command()
 @friendly
-@options_from_settings
 def sensitivity(
-    model: Annotated[str, typer.Argument(help="Network: NAME=WEIGHTS, or the folder of a run"), Early(check_network)],
-    settings: SensitivityStudySettings,
+    model: Annotated[
+        str, typer.Argument(help="Network: NAME=WEIGHTS, or the folder of a run"), Early(check_model_name)
+    ],
+    settings: Annotated[SensitivityStudySettings, BySet(*RARE)],
     data: DataOptions,
     images: StudyImages,
     device: DeviceOptions,
     weights: Weights = None,
     out: Out = None,
-    form: Form = "text",
 ) -> Answer | None:
     """Prune and retrain by Algorithm 1 and by the analysis of Li et al., side by side (the paper's Fig. 5).
 
@@ -292,7 +254,7 @@ def sensitivity(
     opened = data.open(named, seed, settings.task)
     (network,) = open_all([named], opened, device, seed).values()
     settings = replace(settings, task=task_on(opened, task_of(settings.task), lambda: network))
-    folder = out or run_folder(f"study-sensitivity-{named.label}-{data.name}")
+    folder = out or default_folder(f"study-sensitivity-{named.label}-{data.name}")
     with resumable(typed_command()):
         rows = study(
             network,
@@ -313,9 +275,8 @@ def sensitivity(
         parts = [row[part] for part in ("cut", "holdout", "test")]
         cells = ["-" if value is None else settings.quality.scaled(value).rstrip("%") for value in parts]
         lines.append([row["method"], str(row["iteration"]), f"{row['macs_removed']:.1%}", *cells])
-    if form == "text":
-        console.print(table(titles, lines, numbers=titles[1:]))
-    return results_in(folder, rows, form)
+    console.print(table(titles, lines, numbers=titles[1:]))
+    return results_in(folder, rows)
 
 
 # -- structure: weights and MACs by layer or block, original and pruned
@@ -323,20 +284,17 @@ def sensitivity(
 
 @app.command()
 @friendly
-@options_from_settings
 def structure(
     network: Annotated[
-        str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths"), Early(check_network)
+        str, typer.Argument(help="Folder of a pruned network, or a model's name with --widths"), Early(check_model_name)
     ],
     units: StreamSettings,
     by: Annotated[str, typer.Option(help="One row per layer or per block"), choice("by", "layer", "block")] = "layer",
     widths: Annotated[
         str | None, typer.Option(help="Channels to keep: 11,39,... in the order of the units, or UNIT=11,UNIT=39")
     ] = None,
-    model: Original = None,
     classes: Classes = None,
     out: Out = None,
-    form: Form = "text",
 ) -> Answer | None:
     """Show the cost of each part of a network before and after pruning, as in the paper's supplement.
 
@@ -354,7 +312,7 @@ def structure(
     from prunus.studies.structure_study import structure as study
     from prunus.studies.table_study import short
 
-    opened = open_network(resolve(network, model=model), classes)
+    opened = open_network(resolve(network), classes)
     plan = opened.plan
     if (plan is None) == (widths is None):
         raise PlanError("give either the folder of a pruned network, or a network's name and --widths")
@@ -367,13 +325,12 @@ def structure(
     big = ("params", "params_pruned", "macs", "macs_pruned")
     cells = [[short(value) if key in big else str(value) for key, value in row.items()] for row in rows]
     titles, total = list(COLUMNS.values()), rows[-1]
-    if form == "text":
-        console.print(table(titles, cells, set(titles) - {"part"}))
-        say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
-    asked = {"network": network, "by": by, "widths": widths, "model": model, "classes": classes, **vars(units)}
-    folder = out or run_folder(f"study-structure-{opened.name}-{by}")
-    place = StudyFolder(folder, "structure", asked, Provenance(command=typed_command()))
-    return results_in(write_structure(rows, f"{opened.name}: cost of each {by}", place), rows, form)
+    console.print(table(titles, cells, set(titles) - {"part"}))
+    say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
+    settings = {"network": network, "by": by, "widths": widths, "classes": classes, **vars(units)}
+    folder = out or default_folder(f"study-structure-{opened.name}-{by}")
+    place = StudyFolder(folder, "structure", settings, Provenance(command=typed_command()))
+    return results_in(write_structure(rows, f"{opened.name}: cost of each {by}", place), rows)
 
 
 def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
@@ -392,7 +349,6 @@ def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
 
 # -- table: finished runs among the rows of the paper's Tables 1 and 2
 
-FORMATS = ("text", "csv", "markdown", "latex")
 TITLES = {  # short ones, so that a line fits a terminal
     "method": "method",
     "by": "by",
@@ -420,10 +376,7 @@ def results_table(
     data: Annotated[
         str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print")
     ] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="text, csv, markdown or latex"), choice("format", *FORMATS)
-    ] = "text",
-    out: Annotated[Path | None, typer.Option(help="Also write a study folder with a picture")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write a study folder: table.csv, table.tex, a picture")] = None,
 ) -> Answer:
     """Print runs as rows among the paper's published rows of their network and data set.
 
@@ -433,34 +386,22 @@ def results_table(
 
         prunus study table runs/prune-resnet56-cifar10
 
-        prunus study table --model resnet56 --data cifar10 --format markdown
-
-        prunus study table --model resnet56 --data cifar10 --format latex
+        prunus study table --model resnet56 --data cifar10
     """
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.table_study import OWN, as_cells, as_latex, as_markdown, rows_as_csv, write_table
+    from prunus.studies.table_study import OWN, as_cells, write_table
     from prunus.studies.table_study import table as study
 
     result = study(runs or (), model=model, data=data)
-    if form == "csv":
-        console.print(rows_as_csv(result.rows), end="", soft_wrap=True)
-    elif form == "markdown":
-        say(as_markdown(result.rows))
-    elif form == "latex":
-        console.print(as_latex(result.rows), end="", soft_wrap=True)
-    else:
-        for (network, images), group in groupby(result.rows, key=lambda row: (row["network"], row["data"])):
-            rows = [{**row, "by": row["by"].replace("prunus", OWN)} if row["source"] == OWN else row for row in group]
-            # Columns that no published row has, such as top-5 on CIFAR, would make the line too long for a terminal.
-            others = [row for row in rows if row["source"] != OWN] or rows
-            used = {key: title for key, title in TITLES.items() if any(row[key] is not None for row in others)}
-            titles, cells = as_cells(rows, used)
-            say(f"{network} on {images}, as published unless marked; accuracies and cuts in %")
-            console.print(table(titles, cells, set(titles) - {"method", "by"}))
-    if form in ("text", "markdown"):
-        say()
-        for note in result.notes:
-            say(note if form == "text" else f"- {note}")
+    for (network, images), group in groupby(result.rows, key=lambda row: (row["network"], row["data"])):
+        rows = [{**row, "by": row["by"].replace("prunus", OWN)} if row["source"] == OWN else row for row in group]
+        # Columns that no published row has, such as top-5 on CIFAR, would make the line too long for a terminal.
+        others = [row for row in rows if row["source"] != OWN] or rows
+        used = {key: title for key, title in TITLES.items() if any(row[key] is not None for row in others)}
+        titles, cells = as_cells(rows, used)
+        say(f"{network} on {images}, as published unless marked; accuracies and cuts in %")
+        console.print(table(titles, cells, set(titles) - {"method", "by"}))
+    say("\n".join(["", *result.notes]))
     if out is not None:
         asked = {"runs": [str(run) for run in runs or ()], "model": model, "data": data}
         results_in(write_table(result, StudyFolder(out, "table", asked, Provenance(command=typed_command()))), ())
@@ -472,7 +413,6 @@ def results_table(
 
 @app.command()
 @friendly
-@options_from_settings
 def timing(
     model: Model,
     settings: TimingSettings,
@@ -483,7 +423,6 @@ def timing(
     threads: Annotated[int | None, typer.Option(help="Number of torch threads", min=1, max=os.cpu_count())] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch in forward passes", min=1)] = 32,
     out: Out = None,
-    form: Form = "text",
 ) -> Answer | None:
     """Measure how long each metric takes to score each layer, with and without the time for the feature maps.
 
@@ -507,7 +446,7 @@ def timing(
     graph = open_graph(named, images, seed=settings.seed, device=device.pick(), streams=units.streams)
     asked = {"model": model, "data": data.data, "size": data.size, "threads": threads, **vars(units)}
     asked |= {"weights": None if weights is None else str(weights), **asdict(settings)}
-    place = out or run_folder(f"study-timing-{model}-{data.name}")
+    place = out or default_folder(f"study-timing-{model}-{data.name}")
     folder = StudyFolder(place, "timing", asked, Provenance(command=typed_command()))
     folder.start()
     before = torch.get_num_threads()
@@ -521,10 +460,9 @@ def timing(
     shape = "x".join(str(side) for side in images.shape[1:])
     pictures = draw_timing(times, model, f"{shape} pixels", folder.path)
     folder.finish(f"Seconds to score each layer of {model}", times.rows, pictures, times.notes, columns=COLUMNS)
-    if form == "text":
-        _print_times(times)
-        named.note_untrained()
-    return results_in(folder.path, times.rows, form)
+    _print_times(times)
+    named.note_untrained()
+    return results_in(folder.path, times.rows)
 
 
 def _print_times(times: LayerTimes) -> None:

@@ -14,16 +14,16 @@ from prunus.cli.console import (
     complain,
     complaints,
     console,
+    default_folder,
     friendly,
     resumable,
-    run_folder,
     say,
     typed_command,
 )
 from prunus.cli.evaluate import figures
 from prunus.cli.images import DataOptions, UserData
-from prunus.cli.network import check_network, open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, NumImages, Pretrained, options_from_settings, values_of
+from prunus.cli.network import check_model_name, factory_arguments, open_model, resolve
+from prunus.cli.options import DeviceOptions, Model, NumImages, Pretrained, values_of
 from prunus.errors import DataError, RunError
 from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityText
@@ -40,7 +40,6 @@ WEIGHTS, SUMMARY = "model.safetensors", "summary.json"
 
 
 @friendly
-@options_from_settings
 def command(
     model: Model,
     data: DataOptions,
@@ -50,9 +49,10 @@ def command(
     batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
     weights: Annotated[Path | None, typer.Option(help="Weight file to start from"), Early(check_weight_file)] = None,
     pretrained: Pretrained = False,
-    teacher: Annotated[str | None, typer.Option(help="Network to distil from"), Early(check_network)] = None,
-    teacher_weights: Annotated[
-        Path | None, typer.Option(help="Weight file of the teacher"), Early(check_weight_file)
+    teacher: Annotated[
+        str | None,
+        typer.Option(help="Network to distil from: NAME=WEIGHTS, or the folder of a run"),
+        Early(check_model_name),
     ] = None,
     augment: Annotated[bool, typer.Option(help="Random crops and flips")] = True,
     num_images: NumImages = None,
@@ -72,19 +72,17 @@ def command(
         prunus train nets:unet --data folder:street --task segmentation
     """
     check_together(settings)
-    if teacher is None and teacher_weights is not None:
-        raise RunError("--teacher-weights needs --teacher MODEL, the network that the weights are of")
-    taught_by = None if teacher is None else resolve(teacher, teacher_weights)
+    taught_by = None if teacher is None else resolve(teacher)
     if taught_by is not None and not taught_by.has_weights:
-        raise RunError(f"the teacher {teacher} would be untrained: pass --teacher-weights FILE")
+        raise RunError(f"the teacher {teacher} would be untrained: give its weight file as {teacher}=FILE")
     named = resolve(model, weights, pretrained=pretrained)
-    if named.folders:
+    if named.folder is not None:
         raise RunError(
             f"{model} holds a pruned network. To prune it further: prunus prune {model}. To retrain it "
             "only: prunus.fit in Python"
         )
     data, typed_task = data.known_for(named), named.task(settings.task)
-    folder = out or run_folder(f"train-{named.label}-{data.name}")
+    folder = out or default_folder(f"train-{named.label}-{data.name}")
     refuse_others(folder, TRAINING, WEIGHTS, SUMMARY)
     task, schedule, seed = task_of(typed_task), settings.schedule, settings.seed
     from prunus.run.first_look import check_weights
@@ -124,17 +122,26 @@ def command(
         )
     answer = None
     if rank == 0:
-        asked = {"model": named.name, "seed": seed, "task": typed_task, **values_of(data)}
-        answer = _finish(folder, fitted, asked, images.loader("test", each) if images.has("test") else None, task)
+        options = {"model": named.name, "seed": seed, "task": typed_task, **values_of(data), "shape": images.shape}
+        tests = images.loader("test", each) if images.has("test") else None
+        answer = _finish(folder, fitted, options, factory_arguments(named, images), tests, task)
     leave()
     return answer
 
 
-def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches | None, task: Task) -> Answer:
+def _finish(
+    folder: Path,
+    fitted: Fitted,
+    options: dict[str, Any],
+    arguments: dict[str, Any],
+    tests: Batches | None,
+    task: Task,
+) -> Answer:
     """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
 
     Args:
-        asked: What verbs need to open the run as a network again.
+        options: What verbs need to open the run as a network again.
+        arguments: What the network's factory was given.
     """
     from safetensors.torch import save
 
@@ -147,9 +154,10 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
     write_atomically(folder / WEIGHTS, save(tensors))
     holdout = fitted.history[-1].holdout
     summary = {
-        "model": asked["model"],
-        "data": asked["data"],
-        "command": asked,
+        "model": options["model"],
+        "data": options["data"],
+        "command": options,
+        "built": arguments,
         "epochs": len(fitted.history),
         "holdout": to_data(holdout),
         "test": to_data(test),
@@ -158,8 +166,8 @@ def _finish(folder: Path, fitted: Fitted, asked: dict[str, Any], tests: Batches 
     text = QualityText.of(task)
     for part, measured in (("held-out", holdout), ("test", test)):
         if measured is not None:
-            told = ", ".join(f"{name} {value}" for name, value in figures(measured, text).items())
-            say(f"{part}: {told} ({measured.num_images:,} images)")
+            line = ", ".join(f"{name} {value}" for name, value in figures(measured, text).items())
+            say(f"{part}: {line} ({measured.num_images:,} images)")
     suspicion = None if holdout is None or task.chance is None else too_good(holdout)
     if suspicion:
         complain("warning", suspicion)

@@ -10,11 +10,10 @@ from torch import nn
 
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.graph.units import Unit
 from prunus.scoring.scores import Scores
 from prunus.util.registry import nearest
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
@@ -28,7 +27,10 @@ def candidates(graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[
         names = [name, name.partition(":")[0]]
         if _matches(names, exclude) or (only and not _matches(names, only)):
             continue
-        if only or not _left_alone(graph, unit):
+        linear = [_classifies(graph, reader.module) for reader in unit.readers]
+        left_alone = unit.kind == "stream" and linear == [True]
+        left_alone |= all((*linear, *(_classifies(graph, writer.module) for writer in unit.writers)))
+        if only or not left_alone:
             chosen.append(name)
     if not chosen:
         raise DecideError(_why_none(graph, exclude, only))
@@ -66,7 +68,9 @@ def check_patterns(
                 continue
             layer = next((name for name in graph.layers if fnmatch.fnmatch(name, pattern)), None)
             if option == "exclude" and layer is not None:
-                log.warning("exclude: %r matches %s, which has no unit of its own: it excludes nothing", pattern, layer)
+                logger.warning(
+                    "exclude: %r matches %s, which has no unit of its own: it excludes nothing", pattern, layer
+                )
                 continue
             frozen = next((name for name in graph.frozen if fnmatch.fnmatch(name, pattern)), None)
             if frozen is not None:
@@ -83,13 +87,6 @@ def check_patterns(
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns for name in names)
-
-
-def _left_alone(graph: ChannelGraph, unit: Unit) -> bool:
-    readers = [_classifies(graph, reader.module) for reader in unit.readers]
-    if unit.kind == "stream" and readers == [True]:
-        return True
-    return all((*readers, *(_classifies(graph, writer.module) for writer in unit.writers)))
 
 
 def _classifies(graph: ChannelGraph, name: str) -> bool:

@@ -71,7 +71,6 @@ class CostEntry(Entry):
     """A cost by name. `of(graph)` gives the function from kept channels to cost; it may measure first."""
 
     of: Callable[[ChannelGraph], CostOf]
-    measured: bool = False  # it takes time to know, and differs between machines
 
 
 def function_cost(function: Callable[..., Any]) -> CostEntry:
@@ -85,36 +84,28 @@ COSTS: Registry[CostEntry] = Registry("cost", "prunus.deciding.costs", DecideErr
 def cost_function(graph: ChannelGraph, cost: str | CostOf | CostEntry) -> CostOf:
     """The cost as a function of kept channels. What a user-provided function returns must be numbers."""
     entry = COSTS.find(cost) if isinstance(cost, str) else cost
-    found: Any = entry.of(graph) if isinstance(entry, CostEntry) else entry
-    if isinstance(found, LayeredCost | PeakCost):
-        return found
-    if not callable(found):
+    function: Any = entry.of(graph) if isinstance(entry, CostEntry) else entry
+    if isinstance(function, LayeredCost | PeakCost):
+        return function
+    if not callable(function):
         where = f"{cost} must return one for a graph, and returned" if isinstance(entry, CostEntry) else "got"
         raise DecideError(
             f"a cost is one of {', '.join(COSTS)}, or a function of kept channels (unit -> channels); {where} "
-            f"{type(found).__name__}"
+            f"{type(function).__name__}"
         )
-    trouble = cannot_take(found, {})
+    name, trouble = name_of(function), cannot_take(function, {})
     if trouble:
-        raise DecideError(f"your cost {name_of(found)} is called with the kept channels, but: {trouble}")
+        raise DecideError(f"your cost {name} is called with the kept channels, but: {trouble}")
 
-    @functools.wraps(found, updated=())
+    @functools.wraps(function, updated=())
     def checked(keep: Mapping[str, Sequence[int]]) -> float:
-        value: Any = found(keep)
+        value: Any = function(keep)
         if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            what = f"{value}" if isinstance(value, Real) else type(value).__name__
-            raise DecideError(
-                f"your cost {name_of(found)} must return a finite number for kept channels, and returned {what}"
-            )
+            got = f"{value}" if isinstance(value, Real) else type(value).__name__
+            raise DecideError(f"your cost {name} must return a finite number for kept channels, and returned {got}")
         return float(value)
 
     return checked
-
-
-def is_measured(cost: str | CostOf | CostEntry) -> bool:
-    """Whether a cost takes time to know."""
-    entry = COSTS.find(cost) if isinstance(cost, str) else cost
-    return isinstance(entry, CostEntry) and entry.measured
 
 
 def widths_of(cost: CostOf) -> Mapping[str, tuple[int, ...]]:
@@ -148,16 +139,14 @@ def table_cost(graph: ChannelGraph, table: LatencyTable) -> LayeredCost:
     import numpy as np
 
     selecting = {*graph.grouped.selecting.values()}
-    seconds = functools.cache(table.seconds)
 
     def layer(name: str, inputs: int, outputs: int) -> float:
-        if not inputs or not outputs:  # removed with its branch, and so is what is added of it
-            return 0.0
-        if name not in table.layers:  # a function, not a module: its time is part of the remainder
+        # A layer without channels is removed with its branch. The time of what is a function is part of the remainder.
+        if not inputs or not outputs or name not in table.layers:
             return 0.0
         selects = name in selecting and inputs < graph.layers[name].inputs
         rest = table.remainder * table.outside_part(name, int(outputs))
-        return seconds(name, int(inputs), int(outputs), selects=selects) + rest
+        return table.layers[name].at(int(inputs), int(outputs), selects=selects) + rest
 
     return LayeredCost(
         lambda keep: table.predict(graph, keep),
@@ -174,11 +163,6 @@ def _measured(graph: ChannelGraph) -> LayeredCost:
     return table_cost(graph, latency_table(graph))
 
 
-def _memory(graph: ChannelGraph) -> PeakCost:
-    """Bytes of activations for one image, at the call where they are most."""
-    return PeakCost(graph.memory.at_calls, graph.memory.at_call, "memory")
-
-
 MACS = CostEntry(
     name="macs",
     help="Multiply-adds of convolutions and linear layers per image",
@@ -187,10 +171,13 @@ MACS = CostEntry(
 PARAMS = CostEntry(
     name="params", help="Weights of convolutions and linear layers", of=functools.partial(_counted, "params")
 )
-MEMORY = CostEntry(name="memory", help="Peak of the activations in bytes, for one image", of=_memory)
+MEMORY = CostEntry(
+    name="memory",
+    help="Peak of the activations in bytes, for one image",
+    of=lambda graph: PeakCost(graph.memory.at_calls, graph.memory.at_call, "memory"),
+)
 LATENCY = CostEntry(
     name="latency",
     help="Seconds per batch, from a table of layer timings measured on this machine",
     of=_measured,
-    measured=True,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prunus.deciding.costs import CostOf, cost_function, name_of, table_cost
@@ -24,11 +25,6 @@ def parse_number(text: str) -> float:
         return float(text[:-1] if scale > 1 else text) * scale
     except ValueError as error:
         raise DecideError(f"expected a number such as 63M, 400K or 2.3G, got {text!r}") from error
-
-
-def parse_bytes(text: str | int) -> int:
-    """'256K' as 256 * 1024 bytes."""
-    return parse_memory(text, least=1)
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,11 @@ class Goal:
     macs: float | None = option(None, "MACs to keep, for example 63M", group="Goal", above=0, parse=parse_number)
     params: float | None = option(None, "Weights to keep, for example 400K", group="Goal", above=0, parse=parse_number)
     max_memory: float | None = option(
-        None, "Peak of the activations of one image, for example 256K bytes", group="Goal", above=0, parse=parse_bytes
+        None,
+        "Peak of the activations of one image, for example 256K bytes",
+        group="Goal",
+        above=0,
+        parse=partial(parse_memory, least=1),
     )
     ratio: float | None = option(
         None, "Fraction of channels to remove from every unit, in one round", group="Goal", above=0, below=1
@@ -97,22 +97,14 @@ class Goal:
                 raise DecideError("a speed-up needs a table of the layers' times: see prunus.timing.layer_timing")
             whole = table.predict(graph, {})
             return Budget("latency", whole / self.speedup, whole, table)
-        for name in ("macs", "params"):
-            left, whole = getattr(self, name), getattr(graph, name)
+        for cost, left in (("macs", self.macs), ("params", self.params), ("memory", self.max_memory)):
             if left is not None:
+                whole = graph.memory.peak() if cost == "memory" else getattr(graph, cost)
                 if left >= whole:
-                    raise DecideError(
-                        f"the network meets the goal already: it has {whole:,} {name}, and the goal is {left:,.0f}"
-                    )
-                return Budget(name, float(left), whole)
-        if self.max_memory is not None:
-            peak = graph.memory.peak()
-            if self.max_memory >= peak:
-                asked = bytes_text(self.max_memory)
-                raise DecideError(
-                    f"the network meets the goal already: it takes {bytes_text(peak)}, and may take {asked}"
-                )
-            return Budget("memory", float(self.max_memory), peak)
+                    has = f"takes {bytes_text(whole)}, and may take {bytes_text(left)}"
+                    has = has if cost == "memory" else f"has {whole:,} {cost}, and the goal is {left:,.0f}"
+                    raise DecideError(f"the network meets the goal already: it {has}")
+                return Budget(cost, float(left), whole)
         if table is not None:  # the fastest that loses no more than max_drop
             return Budget("latency", None, table.predict(graph, {}), table)
         return Budget("macs", None, graph.macs)

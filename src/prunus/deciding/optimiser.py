@@ -5,9 +5,8 @@ minimise over picks    sum of errors    subject to    cost <= room
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -164,7 +163,7 @@ def cheapest(problem: Problem) -> Ints:
     if order is None:
         return _settle(problem, np.array([len(unit.counts) - 1 for unit in problem.units]), CHEAPEST)
     picks = problem.nothing
-    picks[order] = _Chain.of(problem, order).best(CHEAPEST)
+    picks[order] = _best(problem.ordered(order), CHEAPEST)
     return picks
 
 
@@ -192,50 +191,27 @@ def chain_order(problem: Problem) -> list[int] | None:
     return order
 
 
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """Errors, costs and tables in the order of the chain."""
+def _ahead(chain: Problem, weights: Weights) -> list[Floats]:
+    """[choices] per unit of a chain: the least weighted error and cost of all units after it."""
+    weight, rate = weights
+    ahead = [np.zeros_like(chain.alone[-1])]
+    for i in range(len(chain.units) - 2, -1, -1):
+        after = weight * chain.units[i + 1].errors + rate * chain.alone[i + 1] + ahead[0]
+        link = chain.pairs.get((i, i + 1))
+        here = np.full_like(chain.alone[i], after.min()) if link is None else (rate * link + after).min(axis=1)
+        ahead.insert(0, here)
+    return ahead
 
-    errors: list[Floats]
-    costs: list[Floats]
-    links: list[Floats | None]  # [choices, choices of the next unit]; None: not coupled
 
-    @classmethod
-    def of(cls, problem: Problem, order: list[int]) -> _Chain:
-        links = [
-            problem.table(unit, after) if after in problem.neighbours[unit] else None
-            for unit, after in itertools.pairwise(order)
-        ]
-        return cls([problem.units[u].errors for u in order], [problem.alone[u] for u in order], links)
-
-    def ahead(self, weights: Weights) -> list[Floats]:
-        """[choices] per unit: the least weighted error and cost of all units after it."""
-        weight, rate = weights
-        ahead = [np.zeros_like(self.costs[-1])]
-        for i in range(len(self.costs) - 2, -1, -1):
-            after = weight * self.errors[i + 1] + rate * self.costs[i + 1] + ahead[0]
-            link = self.links[i]
-            here = np.full_like(self.costs[i], after.min()) if link is None else (rate * link + after).min(axis=1)
-            ahead.insert(0, here)
-        return ahead
-
-    def best(self, weights: Weights) -> Ints:
-        """The picks of the least weighted error and cost."""
-        weight, rate = weights
-        picks: list[int] = []
-        for i, rest in enumerate(self.ahead(weights)):
-            value = weight * self.errors[i] + rate * self.costs[i] + rest
-            link = self.links[i - 1] if i else None
-            picks.append(int((value if link is None else value + rate * link[picks[-1]]).argmin()))
-        return np.array(picks, dtype=np.int64)
-
-    def cost(self, picks: Ints) -> float:
-        total = sum(float(cost[pick]) for cost, pick in zip(self.costs, picks, strict=True))
-        pairs = zip(self.links, picks, picks[1:], strict=False)
-        return total + sum(float(link[a, b]) for link, a, b in pairs if link is not None)
-
-    def error(self, picks: Ints) -> float:
-        return float(sum(errors[pick] for errors, pick in zip(self.errors, picks, strict=True)))
+def _best(chain: Problem, weights: Weights) -> Ints:
+    """The picks of the least weighted error and cost in a chain."""
+    weight, rate = weights
+    picks: list[int] = []
+    for i, rest in enumerate(_ahead(chain, weights)):
+        value = weight * chain.units[i].errors + rate * chain.alone[i] + rest
+        link = chain.pairs.get((i - 1, i))
+        picks.append(int((value if link is None else value + rate * link[picks[-1]]).argmin()))
+    return np.array(picks, dtype=np.int64)
 
 
 def _solve_chain(problem: Problem, order: list[int], room: float, below: float = np.inf) -> Ints | None:
@@ -244,12 +220,13 @@ def _solve_chain(problem: Problem, order: list[int], room: float, below: float =
     A bisection over the price of cost gives a feasible solution and a lower bound of all (Lagrange). Then partial
     solutions are extended unit by unit.
     """
-    chain = _Chain.of(problem, order)
+    chain = problem.ordered(order)
     room += 1e-12 * abs(problem.start) - problem.start  # a little more, for the rounding of sums
-    if chain.cost(chain.best(CHEAPEST)) > room:
+    if chain.cost(_best(chain, CHEAPEST)) > room:
         return None
     price, picks = _price(chain, room)
-    bound = float((chain.errors[0] + price * chain.costs[0] + chain.ahead((1.0, price))[0]).min()) - price * room
+    first = chain.units[0].errors + price * chain.alone[0] + _ahead(chain, (1.0, price))[0]
+    bound = float(first.min()) - price * room
     if bound >= below:  # no picks within the room have a smaller error than the bound
         return None
     better = _extend(chain, price, room, chain.error(picks))
@@ -258,16 +235,16 @@ def _solve_chain(problem: Problem, order: list[int], room: float, below: float =
     return solution
 
 
-def _price(chain: _Chain, room: float) -> tuple[float, Ints]:
+def _price(chain: Problem, room: float) -> tuple[float, Ints]:
     """The lowest price whose best picks are within the room, and the picks of the smallest error that were met."""
-    picks = chain.best((1.0, 0.0))
+    picks = _best(chain, (1.0, 0.0))
     if chain.cost(picks) <= room:
         return 0.0, picks
-    scale = max(TINY, max(float(errors.max()) for errors in chain.errors))
-    span = max(TINY, sum(float(np.ptp(cost)) for cost in chain.costs), abs(room))
-    low, high, best = 0.0, scale / span, chain.best(CHEAPEST)
+    scale = max(TINY, max(float(unit.errors.max()) for unit in chain.units))
+    span = max(TINY, sum(float(np.ptp(cost)) for cost in chain.alone), abs(room))
+    low, high, best = 0.0, scale / span, _best(chain, CHEAPEST)
     for _ in range(200):
-        picks = chain.best((1.0, high))
+        picks = _best(chain, (1.0, high))
         if chain.cost(picks) <= room:
             break
         low, high = high, 4 * high
@@ -276,7 +253,7 @@ def _price(chain: _Chain, room: float) -> tuple[float, Ints]:
     best = min(best, picks, key=chain.error)
     for _ in range(CHAIN_BISECTIONS):
         middle = (low + high) / 2
-        picks = chain.best((1.0, middle))
+        picks = _best(chain, (1.0, middle))
         if chain.cost(picks) <= room:
             high, best = middle, min(best, picks, key=chain.error)
         else:
@@ -284,22 +261,22 @@ def _price(chain: _Chain, room: float) -> tuple[float, Ints]:
     return high, best
 
 
-def _extend(chain: _Chain, price: float, room: float, known: float) -> Ints | None:
+def _extend(chain: Problem, price: float, room: float, known: float) -> Ints | None:
     """The best picks by dynamic programming; None if the labels found nothing better than what is known.
 
     A label is a partial solution. One is dropped if another with the same last choice costs no more and errs no more,
     or if even its bound exceeds the best solution known.
     """
-    ahead, cheapest_ahead = chain.ahead((1.0, price)), chain.ahead(CHEAPEST)
+    ahead, cheapest_ahead = _ahead(chain, (1.0, price)), _ahead(chain, CHEAPEST)
     limit = known * (1 + 1e-12) + TINY
-    choices = np.flatnonzero(chain.costs[0] + cheapest_ahead[0] <= room)
-    cost, error = chain.costs[0][choices], chain.errors[0][choices]
+    choices = np.flatnonzero(chain.alone[0] + cheapest_ahead[0] <= room)
+    cost, error = chain.alone[0][choices], chain.units[0].errors[choices]
     parents: list[Ints] = []
     trail = [choices]
-    for i in range(1, len(chain.costs)):
-        link = chain.links[i - 1]
-        step = chain.costs[i][None, :] if link is None else chain.costs[i] + link[choices]
-        new_cost, new_error = cost[:, None] + step, error[:, None] + chain.errors[i]
+    for i in range(1, len(chain.units)):
+        link = chain.pairs.get((i - 1, i))
+        step = chain.alone[i][None, :] if link is None else chain.alone[i] + link[choices]
+        new_cost, new_error = cost[:, None] + step, error[:, None] + chain.units[i].errors
         bound = new_error + price * (new_cost - room) + ahead[i]
         good = (bound <= limit) & (new_cost + cheapest_ahead[i] <= room) & (new_error <= limit)
         parent, choices = np.nonzero(good)
@@ -338,6 +315,7 @@ def _front(choices: Ints, cost: Floats, error: Floats, bound: Floats) -> Ints:
 def _search_hubs(problem: Problem, picks: Ints, room: float) -> Ints:
     """Better picks, if few units (hubs) with other choices allow them, and the others form chains without them."""
     hubs = _hubs(problem)
+    others = [unit for unit in range(len(problem.units)) if unit not in hubs]
     for _ in range(HUB_TURNS):
         before = problem.error(picks)
         for hub in hubs:
@@ -346,8 +324,14 @@ def _search_hubs(problem: Problem, picks: Ints, room: float) -> Ints:
             spread = np.linspace(0, count - 1, min(count, HUB_CHOICES)).round().astype(int).tolist()
             for choice in sorted({*spread, *range(max(0, now - 2), min(count, now + 3))}):
                 fixed = {unit: int(picks[unit]) for unit in hubs} | {hub: choice}
-                better = _solve_others(problem, fixed, room, problem.error(picks))
-                picks = picks if better is None else better
+                known, mine = problem.error(picks), sum(float(problem.units[u].errors[n]) for u, n in fixed.items())
+                if mine >= known:
+                    continue
+                rest = problem.fixed(fixed)
+                found = _solve_chain(rest, chain_order(rest) or [], room, known - mine)
+                if found is not None and mine + rest.error(found) < known:
+                    picks = problem.nothing
+                    picks[others], picks[list(fixed)] = found, list(fixed.values())
         if problem.error(picks) >= before:
             break
     return picks
@@ -367,22 +351,6 @@ def _hubs(problem: Problem) -> list[int]:
         if chain_order(problem.fixed(hubs)) is not None:
             return list(hubs)
     return []
-
-
-def _solve_others(problem: Problem, fixed: dict[int, int], room: float, below: float) -> Ints | None:
-    """Picks with these hubs whose error is below that; None if there are none."""
-    mine = sum(float(problem.units[unit].errors[pick]) for unit, pick in fixed.items())
-    rest = problem.fixed(fixed)
-    order = chain_order(rest)
-    if mine >= below or order is None:
-        return None
-    others = _solve_chain(rest, order, room, below - mine)
-    if others is None or mine + rest.error(others) >= below:
-        return None
-    picks = problem.nothing
-    picks[[unit for unit in range(len(problem.units)) if unit not in fixed]] = others
-    picks[list(fixed)] = list(fixed.values())
-    return picks
 
 
 # -------------------------------------------------------------------------------------------------------------- moves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,16 +55,14 @@ class LayerTerm:
 
     def change(self, picks: Mapping[int, Any] | Ints) -> Floats:
         """Cost at these picks, less the whole cost. The pick of a unit may be an array of choices."""
-        losses = (self.inputs, self.outputs)
-        left = [
+        inputs, outputs = (
             np.asarray(width - sum(lost[picks[unit]] for unit, lost in axis.items()))
-            for width, axis in zip(self.whole, losses, strict=True)
-        ]
-        whole = [np.asarray(width) for width in self.whole]
-        cost = np.asarray(self.cost(*left), dtype=np.float64)
+            for width, axis in zip(self.whole, (self.inputs, self.outputs), strict=True)
+        )
+        cost = np.asarray(self.cost(inputs, outputs), dtype=np.float64)
         for unit, gone in self.gone.items():
             cost = np.where(gone[picks[unit]], 0.0, cost)
-        return np.asarray(cost - self.cost(*whole), dtype=np.float64)
+        return np.asarray(cost - self.cost(*map(np.asarray, self.whole)), dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +79,9 @@ class Problem:
     wide: list[LayerTerm]  # layers that depend on more than two units
 
     @classmethod
-    def of(
-        cls, units: list[Choices], start: float, layers: Sequence[LayerTerm], alone: Sequence[Floats] | None = None
-    ) -> Problem:
+    def of(cls, units: list[Choices], start: float, layers: Sequence[LayerTerm]) -> Problem:
         """Sort layers by the number of units that they depend on."""
-        alone = [np.zeros(len(unit.counts)) for unit in units] if alone is None else list(alone)
+        alone = [np.zeros(len(unit.counts)) for unit in units]
         every = [np.arange(len(unit.counts)) for unit in units]
         pairs: dict[tuple[int, int], Floats] = {}
         wide = []
@@ -116,6 +113,15 @@ class Problem:
             else:
                 pairs[place[first], place[second]] = table
         return Problem([self.units[number] for number in others], start, alone, pairs, [])
+
+    def ordered(self, order: Sequence[int]) -> Problem:
+        """A chain of units in this order. Costs are those added to the start."""
+        links = {
+            (place, place + 1): self.table(unit, after)
+            for place, (unit, after) in enumerate(itertools.pairwise(order))
+            if after in self.neighbours[unit]
+        }
+        return Problem([self.units[u] for u in order], 0.0, [self.alone[u] for u in order], links, [])
 
     @cached_property
     def neighbours(self) -> list[list[int]]:
@@ -184,7 +190,7 @@ def problem_of(cutter: Cutter, counts: Mapping[str, Ints], cost: CostOf) -> Prob
         lost = each.counts[some]
         asked = [cost({each.name: cutter.keep(each.name, int(n))}) - now if n else 0.0 for n in lost]
         alone.append(np.asarray(np.interp(each.counts, lost, asked)))
-    return Problem.of(choices, now, [], alone)
+    return Problem(choices, now, alone, {}, [])
 
 
 def some_choices(cutter: Cutter, names: Sequence[str], around: Mapping[str, int] | None = None) -> dict[str, Ints]:
@@ -253,8 +259,8 @@ def _layer_terms(cutter: Cutter, units: list[Unit], counts: list[Ints], cost: La
             number: counts[number] == unit.width
             for number, unit in enumerate(units)
             if name in branches.get(unit.name, ()) and counts[number][-1] == unit.width
+            if number not in inputs and number not in outputs
         }
-        gone = {number: mask for number, mask in gone.items() if number not in inputs and number not in outputs}
         if inputs or outputs or gone:
             at = functools.partial(cost.layer, name)
             terms.append(LayerTerm((whole.inputs, whole.outputs), inputs, outputs, at, gone))

@@ -15,7 +15,7 @@ from typing import Any
 from prunus.deciding.candidates import candidates, check_patterns, scored
 from prunus.deciding.costs import cost_function, name_of, widths_of
 from prunus.deciding.settings import RankSettings
-from prunus.deciding.trials import UnitTrial, run_trials
+from prunus.deciding.trials import run_trials
 from prunus.deciding.widths import Cutter, WidthLimits, amounts
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
@@ -164,46 +164,41 @@ def sensitivity(
     check_patterns(graph, chosen.exclude, chosen.only, widths or {})
     names = scored(graph, scores, candidates(graph, chosen.exclude, chosen.only))
     check_batches(holdout, "holdout")
-    whole = cost({})
-
-    def without(name: str, removed: int, floss: float | None = None, stopped: bool = False) -> UnitTrial:
-        kept = cutter.keep(name, removed)
-        saved = whole - cost({name: kept})
-        return UnitTrial(name, kept, saved, saved / removed if floss is None else floss, stopped)
-
+    whole = cost({})  # a wrong cost is an error before the trials, which take long
     if split == "ratio":
         wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
         if wrong:
             raise DecideError(f"ratios are fractions removed, above 0 and below 1; got {wrong[0]}")
+        able = {}
         trials = []
         for name in names:
             width, step = graph.units[name].width, graph.units[name].granule
             counts = [min(width - step, step * round(ratio * width / step)) for ratio in ratios]
-            trials += [without(name, count) for count in dict.fromkeys(counts) if count > 0]
+            trials += [(name, cutter.keep(name, count)) for count in dict.fromkeys(counts) if count > 0]
     else:
         able = amounts(cutter, names, alpha=chosen.alpha, cost=cost)
-        trials = [without(n, one.channels, one.floss, one.stopped) for n, one in able.items() if one.channels]
-    left_out = tuple(name for name in names if name not in {trial.unit for trial in trials})
+        trials = [(name, cutter.keep(name, one.channels)) for name, one in able.items() if one.channels]
+    left_out = tuple(name for name in names if name not in dict(trials))
     if not trials:
         raise NothingToLoseError("no unit can lose a whole granule within its floor; lower round_to or raise alpha")
     with shown(progress, steps("sensitivity")) as report:
         base, *results = run_trials(graph, trials, holdout, chosen, repair or cut_by_zeroing(graph), report)
     curves: dict[str, tuple[TrialRow, ...]] = {}
-    for trial, result in zip(trials, results, strict=True):
-        width = graph.units[trial.unit].width
+    for (name, kept), result in zip(trials, results, strict=True):
+        width, saved = graph.units[name].width, whole - cost({name: kept})
         row = TrialRow(
-            trial.unit,
-            width - len(trial.kept),
-            width,
-            result.quality,
-            result.loss,
-            result.value,
-            trial.saved,
-            trial.floss,
-            result.num_images,
-            trial.stopped,
+            unit=name,
+            channels=width - len(kept),
+            width=width,
+            accuracy=result.quality,
+            loss=result.loss,
+            value=result.value,
+            saved=saved,
+            floss=able[name].floss if name in able else saved / (width - len(kept)),
+            num_images=result.num_images,
+            stopped=name in able and able[name].stopped,
         )
-        curves[trial.unit] = (*curves.get(trial.unit, ()), row)
+        curves[name] = (*curves.get(name, ()), row)
     near, unit = chosen.trial_ratio, ""
     if callable(chosen.measure):
         measure = str(getattr(chosen.measure, "__name__", "own"))
@@ -212,7 +207,7 @@ def sensitivity(
         measure, unit = quality.name, quality.unit
     else:
         measure = "loss"
-    found = Sensitivity(
+    measured = Sensitivity(
         split=split,
         measure=measure,
         cost=name_of(chosen.cost),
@@ -227,6 +222,6 @@ def sensitivity(
         unit=unit,
         left_out=left_out,
     )
-    for note in found.notes:
+    for note in measured.notes:
         logger.warning("%s", note)
-    return found
+    return measured

@@ -17,7 +17,7 @@ from prunus.util.options import Seeded, normalise, option
 from prunus.util.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from prunus.deciding.splits import SplitTask
+    from prunus.deciding.splits import SplitInputs
     from prunus.graph.plan import Plan
 
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 class Split(Entry):
     """A way to split a cut among the units of a network."""
 
-    plan: Callable[[SplitTask], Plan]
-    ranks: bool  # held-out images rank the units
-    metric: str  # the metric that suits it, if none is given
+    plan: Callable[[SplitInputs], Plan]
+    ranks: bool = False  # held-out images rank the units
+    metric: str = DEFAULT_METRIC  # the metric that suits it, if none is given
     needs_errors: bool = False  # scores must be errors that add up, as those of a metric with `adds_up`
 
 
 def function_split(function: Callable[..., Any]) -> Split:
-    """The split that a user-provided function is: it takes a `SplitTask` and returns a plan."""
+    """The split that a user-provided function is: it takes `SplitInputs` and returns a plan."""
     name = getattr(function, "__name__", type(function).__name__)
 
-    def plan(task: SplitTask) -> Plan:
+    def plan(inputs: SplitInputs) -> Plan:
         from prunus.graph.plan import Plan
 
-        found = function(task)
-        if not isinstance(found, Plan):
-            raise DecideError(f"your split {name} must return a prunus.Plan, and returned {type(found).__name__}")
-        return found
+        made = function(inputs)
+        if not isinstance(made, Plan):
+            raise DecideError(f"your split {name} must return a prunus.Plan, and returned {type(made).__name__}")
+        return made
 
-    return Split(name=name, help="User-provided", plan=plan, ranks=False, metric=DEFAULT_METRIC)
+    return Split(name=name, help="User-provided", plan=plan)
 
 
 SPLITS: Registry[Split] = Registry("split", "prunus.deciding.splits", DecideError, function_split)

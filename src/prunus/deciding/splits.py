@@ -1,7 +1,7 @@
 """The splits: how a cut is split among the units of a network. They are listed in `prunus.deciding.settings.SPLITS`.
 
-A `SplitTask` has what was measured of a network once, and the budget that a plan is decided for. The same measurements
-serve any number of budgets: `SPLITS["least_error"].plan(dataclasses.replace(task, budget=another))`.
+`SplitInputs` have what was measured of a network once, and the budget that a plan is decided for. The same measurements
+serve any number of budgets: `SPLITS["least_error"].plan(dataclasses.replace(inputs, budget=another))`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from prunus.deciding.candidates import candidates, check_patterns, scored
-from prunus.deciding.costs import COSTS, CostOf, cost_function, is_measured, widths_of
+from prunus.deciding.costs import COSTS, LATENCY, CostOf, cost_function, widths_of
 from prunus.deciding.goal import Budget
 from prunus.deciding.optimiser import keep_within, least_cost
 from prunus.deciding.sensitivity import Sensitivity
@@ -23,7 +23,6 @@ from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.scoring.evidence import scales
-from prunus.scoring.metrics import DEFAULT_METRIC
 from prunus.scoring.scores import Scores
 
 LEAST_ALPHA = 0.5
@@ -31,7 +30,7 @@ SCALES = "bn_scale"
 
 
 @dataclass(frozen=True)
-class SplitTask:
+class SplitInputs:
     """Everything that a split may look at."""
 
     graph: ChannelGraph  # of the network that loses channels
@@ -92,14 +91,13 @@ def check_reach(graph: ChannelGraph, budget: Budget, settings: SplitSettings, *o
 
     others: Graphs of the same network with its streams treated in other ways, if these are tried too.
     """
-    least = []
-    for each in (graph, *others):
-        names = candidates(each, settings.exclude, settings.only)
-        check_k(settings.k, len(names))
-        if budget.left is not None:
-            least.append(lowest_cost(each, names, budget.of(each), settings.round_to, blocks=removes_blocks(settings)))
-    if budget.left is not None and min(least) > budget.left:
-        raise DecideError(budget.out_of_reach(min(least)))
+    every = [SplitInputs(each, in_order(each), budget, settings) for each in (graph, *others)]
+    for inputs in every:
+        check_k(settings.k, len(inputs.names))
+    if budget.left is not None:
+        least = min(least_cost(inputs.cutter, inputs.names, inputs.cost) for inputs in every)
+        if least > budget.left:
+            raise DecideError(budget.out_of_reach(least))
 
 
 # -------------------------------------------------------------------------- units are ranked on held-out images
@@ -138,83 +136,85 @@ def decide(
         raise DecideError(f"expected what prunus.sensitivity returns, got {type(sensitivity).__name__}")
     if isinstance(cost, str):
         COSTS.check(cost)
-    settings = SplitSettings(round_to=round_to)
-    if target is None:
-        budget = Budget("macs", None, graph.macs)
-    elif 0 < target < 1:
+    if target is not None and not 0 < target < 1:
+        raise DecideError(f"the target is the fraction to remove, above 0 and below 1; got {target}")
+    settings, budget = SplitSettings(round_to=round_to), Budget("macs", None, graph.macs)
+    if target is not None:
         cost = cost_function(graph, cost)
         now = cost({})
-        budget = Budget(cost, (1 - target) * (now if whole is None else whole), whole or now)
-        if budget.left is not None and budget.left >= now:
+        left = (1 - target) * (now if whole is None else whole)
+        if left >= now:
             raise DecideError(f"the network meets the target of {target:.1%} already; ask for more")
-    else:
-        raise DecideError(f"the target is the fraction to remove, above 0 and below 1; got {target}")
-    return _cut_best(SplitTask(graph, scores, budget, settings, original_widths=widths or {}), sensitivity, k)
+        budget = Budget(cost, left, whole or now)
+    return _cut_best(SplitInputs(graph, scores, budget, settings, original_widths=widths or {}), sensitivity, k)
 
 
-def _cut_best(task: SplitTask, sensitivity: Sensitivity, k: int | None) -> Plan:
+def _cut_best(inputs: SplitInputs, sensitivity: Sensitivity, k: int | None) -> Plan:
     """The k best units lose as much as the budget asks; without a budget, the channels that they were tried without."""
-    rows, cutter = sensitivity.tried, task.cutter
+    rows, cutter = sensitivity.tried, inputs.cutter
     k = check_k(k, len(rows))
-    ranked = scored(task.graph, task.scores, sensitivity.ranked())
-    if task.budget.left is None:
+    ranked = scored(inputs.graph, inputs.scores, sensitivity.ranked())
+    if inputs.budget.left is None:
         return cutter.plan(cutter.scaled({name: rows[name].channels for name in ranked[:k]}, 1.0))
-    if sensitivity.split == "ratio":  # the same fraction of all: amounts in proportion to the widths
-        wanted: dict[str, float] = {name: rows[name].width for name in ranked}
-    else:
-        wanted = {name: max(1, rows[name].channels) for name in ranked}
-    for count in range(k, len(ranked) + 1):
-        keep = cutter.fit({name: wanted[name] for name in ranked[:count]}, task.cost, task.left)
+    by_ratio = sensitivity.split == "ratio"  # the same fraction of all: amounts in proportion to the widths
+    wanted = {name: rows[name].width if by_ratio else max(1, rows[name].channels) for name in ranked}
+    return _fitted(inputs, wanted, k)
+
+
+def _fitted(inputs: SplitInputs, amounts: Mapping[str, float], least: int) -> Plan:
+    """Units lose so many times their amount that the budget is met: the first `least` of them, or more if need be."""
+    for count in range(least, len(amounts) + 1):
+        keep = inputs.cutter.fit({name: amounts[name] for name in [*amounts][:count]}, inputs.cost, inputs.left)
         if keep is not None:
-            return cutter.plan(keep)
-    raise DecideError(task.budget.out_of_reach(task.cost(cutter.scaled(wanted, TO_THE_FLOOR))))
+            return inputs.cutter.plan(keep)
+    raise DecideError(inputs.budget.out_of_reach(inputs.cost(inputs.cutter.scaled(amounts, TO_THE_FLOOR))))
 
 
-def plan_by_rank(task: SplitTask) -> Plan:
+def plan_by_rank(inputs: SplitInputs) -> Plan:
     """The plan of a split that ranks units on held-out images.
 
     It removes no more than the budget allows. If the number of rounds is given, it meets the budget exactly. With
     whole_steps, the units that are chosen lose all of their n_l channels, also where that goes past the budget.
     """
-    graph, settings, budget = task.graph, task.settings, task.budget
-    if task.rank is None:
+    graph, settings, budget = inputs.graph, inputs.settings, inputs.budget
+    if inputs.rank is None:
         raise DecideError(f'split "{settings.split}" ranks units, and there are no held-out images to rank them on')
-    by_ratio = settings.split == "ratio"
+    by_ratio = settings.split == RATIO.name
     if not by_ratio:
-        settings = replace(settings, alpha=_alpha(task))
+        settings = replace(settings, alpha=_alpha(inputs))
         if settings.k is not None:  # fewer units, if that many have no channel left to lose
-            cost = cost_function(graph, "macs" if is_measured(settings.cost) else settings.cost)
-            cutter = replace(task.cutter, limits=replace(task.cutter.limits, known=widths_of(cost)))
-            able = amounts(cutter, task.names, alpha=settings.alpha, cost=cost)
+            cost = cost_function(graph, "macs" if settings.cost == LATENCY.name else settings.cost)  # without measuring
+            cutter = replace(inputs.cutter, limits=replace(inputs.cutter.limits, known=widths_of(cost)))
+            able = amounts(cutter, inputs.names, alpha=settings.alpha, cost=cost)
             settings = replace(settings, k=min(settings.k, max(1, sum(a.channels > 0 for a in able.values()))))
-    sensitivity = task.rank(settings)
-    k = None if task.settings.k is None else min(task.settings.k, len(sensitivity.tried))
+    sensitivity = inputs.rank(settings)
+    k = None if inputs.settings.k is None else min(inputs.settings.k, len(sensitivity.tried))
     whole = budget.left is None or settings.whole_steps
     if whole or (settings.rounds is None and not by_ratio):
-        plan = _cut_best(replace(task, budget=Budget("macs", None, graph.macs)), sensitivity, k)
-        if whole or task.cost(plan.keep) > task.left:
+        plan = _cut_best(replace(inputs, budget=Budget("macs", None, graph.macs)), sensitivity, k)
+        if whole or inputs.cost(plan.keep) > inputs.left:
             return plan
-    return _cut_best(task, sensitivity, k)
+    return _cut_best(inputs, sensitivity, k)
 
 
 def first_alpha(graph: ChannelGraph, budget: Budget, settings: SplitSettings) -> float:
     """The alpha of the first round: solved if the number of rounds is given, so that a run can say it at its start."""
     budget = budget.aim(budget.of(graph)({}), settings.rounds or 1)
-    return _alpha(SplitTask(graph, in_order(graph), budget, settings))
+    return _alpha(SplitInputs(graph, in_order(graph), budget, settings))
 
 
-def step_at_alpha_1(task: SplitTask) -> float:
+def step_at_alpha_1(inputs: SplitInputs) -> float:
     """What a round saves per alpha: k x FLOSS_max, with k a third of the units by default."""
-    able, k = amounts(task.cutter, task.names, alpha=1.0, cost=task.cost), task.settings.k
+    able, k = amounts(inputs.cutter, inputs.names, alpha=1.0, cost=inputs.cost), inputs.settings.k
     k = check_k(None if k is None else min(k, len(able)), len(able))
     return k * max(amount.floss for amount in able.values())
 
 
-def _alpha(task: SplitTask) -> float:
+def _alpha(inputs: SplitInputs) -> float:
     """alpha as given; solved if the number of rounds is given."""
-    if task.budget.left is None or task.settings.rounds is None:
-        return task.settings.alpha
-    return max(LEAST_ALPHA, (task.cost({}) - task.budget.left) / step_at_alpha_1(task))
+    if inputs.budget.left is None or inputs.settings.rounds is None:
+        return inputs.settings.alpha
+    return max(LEAST_ALPHA, (inputs.cost({}) - inputs.budget.left) / step_at_alpha_1(inputs))
 
 
 ALGORITHM1 = Split(
@@ -222,14 +222,12 @@ ALGORITHM1 = Split(
     help="The least sensitive units lose the same cost each (the paper's Algorithm 1)",
     plan=plan_by_rank,
     ranks=True,
-    metric=DEFAULT_METRIC,
 )
 RATIO = Split(
     name="ratio",
     help="The least sensitive units lose the same fraction of channels (Li et al. 2017)",
     plan=plan_by_rank,
     ranks=True,
-    metric=DEFAULT_METRIC,
 )
 
 
@@ -280,35 +278,25 @@ def uniform(
     return cutter.plan(keep)
 
 
-def uniform_within(task: SplitTask) -> Plan:
+def uniform_within(inputs: SplitInputs) -> Plan:
     """Remove the same fraction of channels from every unit: the smallest fraction that meets the budget."""
-    widths = {name: task.graph.units[name].width for name in task.names}
-    keep = task.cutter.fit(widths, task.cost, task.left)
-    if keep is None:
-        raise DecideError(task.budget.out_of_reach(task.cost(task.cutter.scaled(widths, TO_THE_FLOOR))))
-    return task.cutter.plan(keep)
+    return _fitted(inputs, {name: inputs.graph.units[name].width for name in inputs.names}, len(inputs.names))
 
 
-UNIFORM = Split(
-    name="uniform",
-    help="The same fraction of channels from every unit",
-    plan=uniform_within,
-    ranks=False,
-    metric=DEFAULT_METRIC,
-)
+UNIFORM = Split(name="uniform", help="The same fraction of channels from every unit", plan=uniform_within)
 
 
 # ----------------------------------------------------------------------------------------- one ranking of all channels
 
 
-def global_ranking(task: SplitTask) -> Plan:
+def global_ranking(inputs: SplitInputs) -> Plan:
     """Remove all channels whose score is at most t, with the smallest t that meets the budget.
 
     This is the threshold of network slimming (Liu et al. 2017). A unit loses the largest allowed number of channels
     that is not above the number of its scores up to t; floors, granules and multiples of round_to count.
     """
-    graph, cutter, names, scores = task.graph, task.cutter, task.names, task.scores.values
-    if task.scores.metric == SCALES:  # units without batch norms have scores of another kind
+    graph, cutter, names, scores = inputs.graph, inputs.cutter, inputs.names, inputs.scores.values
+    if inputs.scores.metric == SCALES:  # units without batch norms have scores of another kind
         names = [name for name in names if scales(graph, graph.units[name]) is not None]
         if not names:
             raise DecideError("no unit has a batch norm of its own, so there are no scales to rank; use another metric")
@@ -325,12 +313,12 @@ def global_ranking(task: SplitTask) -> Plan:
         return keep
 
     low, high = -1, len(values) - 1
-    least = task.cost(keep_at(high))
-    if least > task.left:
-        raise DecideError(task.budget.out_of_reach(least))
+    least = inputs.cost(keep_at(high))
+    if least > inputs.left:
+        raise DecideError(inputs.budget.out_of_reach(least))
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if task.cost(keep_at(middle)) <= task.left else (middle, high)
+        low, high = (low, middle) if inputs.cost(keep_at(middle)) <= inputs.left else (middle, high)
     return cutter.plan(keep_at(high))
 
 
@@ -338,7 +326,6 @@ GLOBAL_RANKING = Split(
     name="global_ranking",
     help="All channels of all units in one ranking: the lowest scores go, wherever they are",
     plan=global_ranking,
-    ranks=False,
     metric=SCALES,
 )
 
@@ -346,7 +333,7 @@ GLOBAL_RANKING = Split(
 # ------------------------------------------------------------------------------------------------ the smallest error
 
 
-def least_error(task: SplitTask) -> Plan:
+def least_error(inputs: SplitInputs) -> Plan:
     """Split the cut among the units so that the sum of their errors is smallest:
 
         minimise over n_u    sum of E_u(n_u)    subject to    cost <= budget.
@@ -354,17 +341,16 @@ def least_error(task: SplitTask) -> Plan:
     Scores must be errors that add up in the order of removal, as those of the metric "rebuilt": E_u(n) is the n-th of
     them. See `prunus.deciding.optimiser`: exact where units are coupled in chains by a cost that adds up over layers.
     """
-    keep = keep_within(task.cutter, task.names, task.cost, task.left)
+    keep = keep_within(inputs.cutter, inputs.names, inputs.cost, inputs.left)
     if keep is None:
-        raise DecideError(task.budget.out_of_reach(least_cost(task.cutter, task.names, task.cost)))
-    return task.cutter.plan(keep)
+        raise DecideError(inputs.budget.out_of_reach(least_cost(inputs.cutter, inputs.names, inputs.cost)))
+    return inputs.cutter.plan(keep)
 
 
 LEAST_ERROR = Split(
     name="least_error",
     help="The total error after repair is smallest",
     plan=least_error,
-    ranks=False,
     metric="rebuilt",
     needs_errors=True,
 )

@@ -28,26 +28,16 @@ from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import QualitySums, image_values, mean_loss, outputs_for, unpack_for
 from prunus.tasks.partial_forward import Cut, PartialForward
 from prunus.util.batches import Batches, call, count_images, device_of, length_of, move, to_device
-from prunus.util.processes import add_up
+from prunus.util.processes import add_up, processes
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating, generators_kept
 
 NO_IMAGES = "the held-out loader gave no images; pass at least one batch of (images, labels)"
 KEPT_BYTES = 2**30  # a race reads the images many times: up to this size they are kept in memory
 
+Trial = tuple[str, list[int]]  # a unit, and the channels that it keeps
 Pair = tuple[Any, Any]  # inputs and labels of some images
 Step = Callable[[float], None]  # takes the share of a batch or chunk that is done
-
-
-@dataclass(frozen=True)
-class UnitTrial:
-    """One unit loses channels."""
-
-    unit: str
-    kept: list[int]
-    saved: float  # cost saved
-    floss: float  # cost saved per channel
-    stopped: bool = False  # the floor keeps it from saving as much as the others
 
 
 @dataclass(frozen=True)
@@ -62,14 +52,14 @@ class TrialResult:
 
 def run_trials(
     graph: ChannelGraph,
-    trials: Sequence[UnitTrial],
+    trials: Sequence[Trial],
     holdout: Batches,
     settings: RankSettings,
     cut: Cut,
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> list[TrialResult]:
     """The results of the whole network, and then of each trial."""
-    k = check_k(settings.k, len({trial.unit for trial in trials}))
+    k = check_k(settings.k, len({unit for unit, _ in trials}))
     with evaluating(graph.model), generators_kept(), torch.no_grad():
         if callable(settings.measure):
             return _by_function(graph, trials, holdout, settings.measure, cut, progress)
@@ -85,7 +75,7 @@ def run_trials(
 class _Runner:
     """Runs the network whole and without the channels of each trial, as many images at once as fit in memory."""
 
-    def __init__(self, graph: ChannelGraph, trials: Sequence[UnitTrial], task: Task, measure: str, cut: Cut) -> None:
+    def __init__(self, graph: ChannelGraph, trials: Sequence[Trial], task: Task, measure: str, cut: Cut) -> None:
         self.model, self.trials, self.task, self.by_loss = graph.model, trials, task, measure == "loss"
         self._staged = PartialForward(graph, cut, outputs=task.outputs or (lambda output: output))
         self._device = device_of(graph.model)
@@ -95,9 +85,8 @@ class _Runner:
 
     def mine(self, which: Iterable[int]) -> list[int]:
         """The trials that this process runs; all processes together run all of them."""
-        together = dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        return list(which)[rank::world]
+        world = processes()
+        return list(which)[dist.get_rank() if world > 1 else 0 :: world]
 
     def to_device(self, pair: Pair) -> Pair:
         """The pair where the network is."""
@@ -119,7 +108,7 @@ class _Runner:
                 self.task.check(whole, y, number)
             yield -1, whole, y, few
             for done, i in enumerate(mine, 1):
-                yield i, self._staged.without(self.trials[i].unit, self.trials[i].kept), y, few
+                yield i, self._staged.without(*self.trials[i]), y, few
                 step((start + few * done / len(mine)) / count)
 
     def values(self, outputs: Any, labels: Any, count: int) -> Floats:
@@ -130,15 +119,14 @@ class _Runner:
         return -torch.stack([mean_loss(self.task, *row) for row in rows]).cpu().double().numpy()
 
 
-def _on_all_images(runner: _Runner, holdout: Batches, progress: Progress | None) -> list[TrialResult]:
+def _on_all_images(runner: _Runner, holdout: Batches, progress: Progress) -> list[TrialResult]:
     every, batches = range(len(runner.trials)), length_of(holdout)
     sums = [QualitySums(runner.task) for _ in range(len(every) + 1)]
     for number, pair in enumerate(_pairs(runner.task, holdout)):
 
         def step(share: float, number: int = number) -> None:
-            if progress is not None:
-                total = None if batches is None else batches * len(every)
-                progress(round((number + share) * len(every)), total)
+            total = None if batches is None else batches * len(every)
+            progress(round((number + share) * len(every)), total)
 
         for i, outputs, labels, count in runner.run(every, pair, number, step):
             sums[i + 1].add(outputs, labels, count)
@@ -154,7 +142,7 @@ def _on_all_images(runner: _Runner, holdout: Batches, progress: Progress | None)
 
 
 def _race(
-    runner: _Runner, holdout: Batches, k: int, settings: RankSettings, progress: Progress | None
+    runner: _Runner, holdout: Batches, k: int, settings: RankSettings, progress: Progress
 ) -> list[TrialResult] | None:
     """The whole network on all images, and trials on as many as it takes to find the k best; None if it is not possible
     to pick single images, or the loader might return them in another order the next time."""
@@ -186,11 +174,9 @@ def _race(
         row = {unit: i for i, unit in enumerate(units)}
 
         def step(share: float) -> None:
-            if progress is not None:
-                progress(asked + round(share * len(images)), len(base))
+            progress(asked + round(share * len(images)), len(base))
 
-        start = end = 0
-        before = 0.0
+        start, end, before = 0, 0, 0.0
         for pair in _picked(_pairs(task, holdout), images, truth):
             for i, outputs, labels, count in runner.run(units, pair, 0, step):
                 loss = float(mean_loss(task, outputs, labels)) * count
@@ -211,8 +197,7 @@ def _race(
         order = np.random.default_rng(settings.seed).permutation(len(base))
     limits = {"confidence": settings.confidence, "tolerance": settings.tolerance}
     raced, seen = race(base, order, ask, len(runner.trials), k, **limits, seed=settings.seed)
-    if progress is not None:
-        progress(len(base), len(base))
+    progress(len(base), len(base))
     mean = whole.evaluation()
     results = [TrialResult(mean.quality, mean.loss, float(base.mean()), len(base))]
     for value, change, count in zip(raced.tolist(), losses.tolist(), seen.tolist(), strict=True):
@@ -223,11 +208,11 @@ def _race(
 
 def _by_function(
     graph: ChannelGraph,
-    trials: Sequence[UnitTrial],
+    trials: Sequence[Trial],
     holdout: Batches,
     measure: Callable[[nn.Module, Batches], float],
     cut: Cut,
-    progress: Progress | None,
+    progress: Progress,
 ) -> list[TrialResult]:
     """A user-provided measure of the network, whole and for each trial."""
     holdout = list(holdout) if iter(holdout) is holdout else holdout  # it is read once for each trial
@@ -243,11 +228,10 @@ def _by_function(
         return TrialResult(None, None, value, 0)
 
     results = [result("the whole network")]
-    for number, trial in enumerate(trials, 1):
-        with cut(trial.unit, trial.kept):
-            results.append(result(f"unit {trial.unit} cut to {len(trial.kept)} channels"))
-        if progress is not None:
-            progress(number, len(trials))
+    for number, (unit, kept) in enumerate(trials, 1):
+        with cut(unit, kept):
+            results.append(result(f"unit {unit} cut to {len(kept)} channels"))
+        progress(number, len(trials))
     return results
 
 

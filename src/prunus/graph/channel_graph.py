@@ -26,8 +26,7 @@ from prunus.graph.cost import (
     writers_left_empty,
 )
 from prunus.graph.discover import ChannelAnalysis, discover
-from prunus.graph.grouping import make_units
-from prunus.graph.memory import Memory
+from prunus.graph.memory import Memory, measure
 from prunus.graph.merging import follow_widths
 from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
 from prunus.graph.proof import prove, prove_branches, verify
@@ -36,7 +35,7 @@ from prunus.graph.replay import replay_plan
 from prunus.graph.surgery import carve
 from prunus.graph.traced import Example, Traced, check_example, check_network
 from prunus.graph.trials import Trial
-from prunus.graph.units import Keep, Streams, Unit
+from prunus.graph.units import Keep, Streams, Unit, make_units
 from prunus.util.options import check_choice
 from prunus.util.state import undisturbed
 
@@ -107,7 +106,7 @@ class ChannelGraph:
     @cached_property
     def memory(self) -> Memory:
         """What activations take at each call, for one image: `graph.memory.peak()` in bytes. Runs the network once."""
-        return Memory.of(self)
+        return measure(self)
 
     # -- plans
 

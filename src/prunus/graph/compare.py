@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.graph.distance import distance, flattened
 from prunus.graph.surgery import copy_sharing
 from prunus.graph.traced import Example, as_call, named_modules
-from prunus.graph.watch import Inside, Watch
+from prunus.graph.watch import Inside, Watch, WithoutDropout
 from prunus.util.state import (
     ModuleState,
     evaluating,
@@ -35,7 +34,7 @@ def copied(example: Example) -> Example:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, example)
 
 
-def few_images(example: Example, most: int = 2) -> Example:
+def few_images(example: Example, most: int) -> Example:
     """The first images of each tensor, if all tensors have the same number of them."""
     counts = {value.size(0) for value in tree_leaves(example) if isinstance(value, Tensor) and value.dim() > 1}
     if len(counts) != 1 or max(counts) <= most:
@@ -55,9 +54,9 @@ def is_constant(example: Example) -> bool:
     return all(bool((tensor == tensor.reshape(-1)[:1]).all()) for tensor in tensors if tensor.numel())
 
 
-def randomised(example: Example, seed: int = 0) -> Example:
+def randomised(example: Example) -> Example:
     """Normal numbers in place of those of each floating-point tensor, with the same mean and spread (1 if none)."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
@@ -76,30 +75,15 @@ def randomised(example: Example, seed: int = 0) -> Example:
 
 _CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no second look; others always do
 _SAME = 1e-9  # of copies in float64
+_LEAST_NOISE = 1e-13  # a sum of a thousand products in float64, in another order, differs by this share of its size
 _MARGIN = 30.0  # how much larger a difference by rounding may be than the one that noise in the weights makes
 
 WITH_GRADIENTS = " with gradients"
 RANDOM = "its outputs depend on random numbers, so that they cannot be compared"
 
-_DROPOUT_NAMES = (
-    *("dropout", "dropout1d", "dropout2d", "dropout3d"),
-    *("alpha_dropout", "feature_dropout", "feature_alpha_dropout"),
-)
-_DROPOUTS = frozenset(getattr(owner, name) for owner in (F, torch) for name in _DROPOUT_NAMES if hasattr(owner, name))
-
 
 class NotRun(Exception):
     """The network does not run on these inputs, pruned or not."""
-
-
-class WithoutDropout(TorchFunctionMode):
-    """Dropout returns its input. Networks of other widths draw other random numbers, so they could not be compared."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -132,16 +116,20 @@ def run_of(
     and that keeps something from one call to the next, is called twice.
     """
     drops = model.training and any(isinstance(m, nn.modules.dropout._DropoutNd) for _, m in named_modules(model))
-    quiet = WithoutDropout() if drops or not dropout else nullcontext()
+    without_dropout = drops or not dropout
     state = ModuleState(model) if restored else ModuleState()
 
     def call() -> list[Any]:
         args, kwargs = as_call(copied(inputs))
-        with nullcontext() if watch is None else watch.of(model):
+        if watch is not None:
+            watch.without_dropout = without_dropout
+            with watch.of(model):
+                return flattened(model(*args, **kwargs))
+        with WithoutDropout() if without_dropout else nullcontext():
             return flattened(model(*args, **kwargs))
 
     changed = True
-    with generators_kept(seed), nothing_compiled(), quiet:
+    with generators_kept(seed), nothing_compiled():
         try:
             output = call()
             changed = state.changed()  # the hooks of the watch are gone
@@ -186,13 +174,13 @@ def difference(
             if model is not pruned:
                 raise
             where = f" in {watch.running[-1]}" if watch is not None and watch.running else ""
-            raise _Fails(f"it fails with {said(error)}{where}") from error
+            raise _Fails(f"it fails with {error_text(error)}{where}") from error
 
     finer: nn.Module | None = None
     try:
         want = want or run(whole, inputs)
     except Exception as error:
-        raise NotRun(said(error)) from error
+        raise NotRun(error_text(error)) from error
     try:
         got = run(pruned, inputs, against=want)
     except _Fails as error:
@@ -206,9 +194,12 @@ def difference(
         return None
     # In float64 rounding is too small to be taken for a difference. A forward that insists on a coarser type is judged
     # in that type.
-    noise = float(torch.finfo(precision_of(whole)).eps)  # the rounding of weights
-    finer, exact = (copy_sharing(model).double() for model in (pruned, whole))
-    numbers = tree_map(_in_double, inputs)
+    noise = max(float(torch.finfo(precision_of(whole)).eps), _LEAST_NOISE)  # the rounding of weights, or of sums
+    finer, exact = (
+        copy_sharing(model, [p for p in model.parameters() if p.dtype != torch.float64]).double()
+        for model in (pruned, whole)
+    )
+    numbers = tree_map(lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, inputs)
     try:
         output = run(exact, numbers)
         remaining = _apart(run(finer, numbers, against=output), output)
@@ -228,9 +219,9 @@ def difference(
         moved = _apart(run(exact, numbers), output)
         if math.isfinite(moved) and remaining <= _MARGIN * moved:
             return None
-    rounding, where = float(torch.finfo(precision_of(whole)).eps) ** 0.5, ""
-    if got.watch is not None and want.watch is not None:
-        where = next((f", first at {place}" for place, d in got.watch.distances(want.watch) if not d <= rounding), "")
+    rounding = float(torch.finfo(precision_of(whole)).eps) ** 0.5
+    places = (place for place, apart in _places_apart(got, want) if not apart <= rounding)
+    where = next((f", first at {' '.join(map(str, place))}" for place in places), "")
     outputs = _outputs_apart(got, want)
     if where and outputs <= close:
         return f"values inside it differ by {largest:.2g} of their size, though its outputs do not{where}"
@@ -239,23 +230,8 @@ def difference(
     return f"its outputs differ by {outputs:.2g} of their size{where}"
 
 
-def _apart(got: Run, want: Run) -> float:
-    """How far two runs are apart, in their outputs and inside."""
-    watched = got.watch is not None and want.watch is not None
-    places = [apart for _, apart in got.watch.distances(want.watch)] if watched else []  # type: ignore[union-attr,arg-type]
-    return max([_outputs_apart(got, want), *places])
-
-
-def _outputs_apart(got: Run, want: Run) -> float:
-    return distance([*got.output, *got.again], [*want.output, *want.again])
-
-
 class _Fails(Exception):
     """The pruned network does not run."""
-
-
-def _in_double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _add_noise(model: nn.Module, noise: float) -> None:
@@ -267,7 +243,7 @@ def _add_noise(model: nn.Module, noise: float) -> None:
             parameter.data.mul_((1 + noise * drawn).to(parameter.device, parameter.dtype))
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The class and the first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
 
@@ -283,3 +259,154 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
             model.train()
         with torch.set_grad_enabled(mode != plain):
             yield
+
+
+# -- how far two runs are apart
+
+
+def _apart(got: Run, want: Run) -> float:
+    """How far two runs are apart, in their outputs and inside."""
+    return max([_outputs_apart(got, want), *(apart for _, apart in _places_apart(got, want))])
+
+
+def _outputs_apart(got: Run, want: Run) -> float:
+    return distance([*got.output, *got.again], [*want.output, *want.again])
+
+
+def _places_apart(got: Run, want: Run) -> list[tuple[tuple[Any, ...], float]]:
+    """How far the values of two runs are apart at each place that both have, in order.
+
+    A function is a place if both runs call it equally often. Values of another shape have lost channels; what reads
+    them tells whether they are the right ones.
+    """
+    one, other = got.watch, want.watch
+    if one is None or other is None:
+        return []
+    pairs = [
+        (noted, same)
+        for (place, number), noted in one.values.items()
+        if (same := other.values.get((place, number))) is not None
+        and same.shape == noted.shape
+        and one.met[place] == other.met[place]
+    ]
+    known = _at_once([(noted.sample, same.sample) for noted, same in pairs])
+    return [
+        (noted.where, tensor_distance(noted.sample, same.sample, by_parts=False) if apart is None else apart)
+        for (noted, same), apart in zip(pairs, known, strict=True)
+    ]
+
+
+def _at_once(pairs: list[tuple[Tensor, Tensor]]) -> list[float | None]:
+    """The largest difference of each pair relative to the spread of the second, all in a few steps; None where numbers
+    are not finite or do not vary."""
+    kinds = {(got.dtype, want.dtype, want.device) for got, want in pairs}
+    unlike = len(kinds) != 1 or not {kind for pair in kinds for kind in pair[:2]} <= {torch.float32, torch.float64}
+    if unlike or not all(want.numel() for _, want in pairs):
+        return [None] * len(pairs)
+    lengths = torch.tensor([want.numel() for _, want in pairs], device=pairs[0][1].device)
+    got, want = (torch.cat([pair[side].reshape(-1) for pair in pairs]) for side in (0, 1))
+    gaps = (got - want).abs_()
+    if not bool(gaps.isfinite().all()) or not bool(want.isfinite().all()):
+        return [None] * len(pairs)
+    gap, highest = (torch.segment_reduce(numbers, "max", lengths=lengths) for numbers in (gaps, want))
+    lowest, mean = (torch.segment_reduce(want, how, lengths=lengths) for how in ("min", "mean"))
+    spread = torch.maximum(highest - mean, mean - lowest)
+    return [apart if wide > 0 else None for apart, wide in zip((gap / spread).tolist(), spread.tolist(), strict=True)]
+
+
+# -- the values in an output, whatever its structure, and how far two outputs are apart
+
+_DEPTH = 12  # how deep objects other than containers are followed
+_MANY = 16  # numbers that tell how much a part of a tensor varies
+
+
+def flattened(output: Any, depth: int = 0, around: tuple[int, ...] = ()) -> list[Any]:
+    """Copies of all tensors, and all numbers and strings, of an output, in a fixed order.
+
+    Follows tuples, lists, dicts, dataclasses and other objects with attributes.
+    """
+    if isinstance(output, Tensor) and output.is_nested:  # it has no shape of its own
+        output = output.unbind()
+    if isinstance(output, Tensor):
+        return [output.detach().clone()]
+    if isinstance(output, np.ndarray) and output.dtype != object:
+        return [torch.tensor(output)]
+    if output is None or isinstance(output, bool | int | float | complex | str):
+        return [output]
+    if depth > _DEPTH or id(output) in around or isinstance(output, Set | type) or callable(output):
+        return []
+    contained = isinstance(output, Mapping | tuple | list | np.ndarray)
+    if isinstance(output, Mapping):
+        parts = [*output.keys(), *output.values()]
+    elif contained:
+        parts = list(output)
+    elif dataclasses.is_dataclass(output):
+        parts = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    else:
+        parts = list(getattr(output, "__dict__", {}).values())
+    below = depth if contained else depth + 1
+    return [len(parts), *(value for part in parts for value in flattened(part, below, (*around, id(output))))]
+
+
+def largest_difference(got: Any, want: Any) -> float:
+    """The largest difference between two outputs of any structure, relative to how much the values of each part vary.
+
+    Rounding in float32 gives about 1e-6, in float16 or int8 1e-3 to 1e-1. Infinite if structure, shapes, whole numbers
+    or positions of NaN differ. See `tensor_distance` for the parts.
+    """
+    return distance(flattened(got), flattened(want))
+
+
+def distance(got: list[Any], want: list[Any]) -> float:
+    """As `largest_difference`, of outputs that are flattened."""
+    if len(got) != len(want):
+        return math.inf
+    largest = 0.0
+    for one, other in zip(got, want, strict=True):
+        if isinstance(one, float) and isinstance(other, float):
+            one, other = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            largest = max(largest, tensor_distance(one, other) if one.shape == other.shape else math.inf)
+        elif type(one) is not type(other) or one != other:
+            return math.inf
+    return largest
+
+
+def tensor_distance(got: Tensor, want: Tensor, by_parts: bool = True) -> float:
+    """The largest difference of two tensors of one shape, relative to how much the values vary.
+
+    In tensors with three dimensions or more this is asked of each part along the second and the last dimension: one
+    tensor may hold boxes, in pixels, and scores.
+    """
+    if want.layout != torch.strided:
+        got, want = got.to_dense(), want.to_dense()
+    if not want.numel():
+        return 0.0
+    if not (want.is_floating_point() or want.is_complex()):
+        return 0.0 if torch.equal(got, want) else math.inf
+    if not by_parts and want.is_floating_point():  # in a few steps where all numbers are finite
+        ends = *want.aminmax(), *(got - want).aminmax(), want.mean()
+        lowest, highest, least, most, mean = torch.stack(ends).tolist()
+        gap, spread = max(most, -least), max(highest - mean, mean - lowest)
+        if math.isfinite(gap) and math.isfinite(spread) and spread > 0:
+            return float(gap / spread)
+    same = (got == want) | (got.isnan() & want.isnan())
+    if bool(same.all()):
+        return 0.0
+    difference = torch.where(same, 0, got - want).abs()
+    if not bool(difference.isfinite().all()):
+        return math.inf
+    values = torch.where(want.isfinite(), want, 0)
+    axes = {1, want.dim() - 1} if want.dim() > 2 and by_parts else set()
+    parts = [(difference.movedim(axis, 0).flatten(1), values.movedim(axis, 0).flatten(1)) for axis in sorted(axes)]
+    parts = [part for part in parts if part[0].size(1) >= _MANY] + [(difference.reshape(1, -1), values.reshape(1, -1))]
+    return max(_relative(*part) for part in parts)
+
+
+def _relative(difference: Tensor, values: Tensor) -> float:
+    """The largest difference in a row, relative to the spread of the row, or to its size if it does not vary."""
+    largest = difference.amax(1)
+    spread = (values - values.mean(1, keepdim=True)).abs().amax(1)
+    scale = torch.where(spread > 0, spread, values.abs().amax(1))
+    ratio = torch.where(largest == 0, largest, largest / scale)
+    return float(ratio.max().item())

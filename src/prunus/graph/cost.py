@@ -23,10 +23,18 @@ from torch import fx, nn
 
 from prunus.graph.branches import Removed
 from prunus.graph.discover import ChannelAnalysis
-from prunus.graph.grouping import Grouped
 from prunus.graph.rules.rulebook import is_pass_through
-from prunus.graph.traced import CONVOLUTIONS, FUNCTIONS, MIXING, TRANSPOSED, Traced, batched_dims, is_depthwise
-from prunus.graph.units import Indices, Keep, Mask
+from prunus.graph.traced import (
+    CONVOLUTIONS,
+    FUNCTIONS,
+    MIXING,
+    TRANSPOSED,
+    Traced,
+    argument_of,
+    batched_dims,
+    is_depthwise,
+)
+from prunus.graph.units import Grouped, Indices, Keep, Mask
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,7 @@ def _module_layer(traced: Traced, node: fx.Node, module: Any, batch: int) -> Lay
 
 
 def _functional_layer(traced: Traced, node: fx.Node, batch: int) -> Layer | None:
-    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+    weight = argument_of(node, 1, "weight")
     if not isinstance(weight, fx.Node) or not isinstance(shape := traced.shapes[weight.name], torch.Size):
         return None
     values = math.prod(traced.shapes[node.name]) // batch

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -27,11 +25,8 @@ from prunus.graph.labels import (
     Mismatch,
     Record,
     Replay,
-    Rule,
     along,
-    compact,
     constant,
-    constant_along,
     entries_of,
     fixed_like,
     present,
@@ -39,21 +34,22 @@ from prunus.graph.labels import (
     tensors_in,
 )
 from prunus.graph.layer_trials import try_layers
-from prunus.graph.record import left_as_found, record_calls
+from prunus.graph.record import modes_kept, record_calls
 from prunus.graph.rules.attention import PRODUCTS
-from prunus.graph.rules.rulebook import RuleFinder, kept_because
+from prunus.graph.rules.rulebook import RuleFinder
 from prunus.graph.traced import (
     CONVOLUTIONS,
     FUNCTIONS,
     MIXING,
     Example,
     Traced,
+    argument_of,
     as_call,
     batched_dims,
     named_modules,
     names_in_code,
 )
-from prunus.graph.units import Indices
+from prunus.graph.units import Indices, components
 
 _LARGEST_TABLE = 1 << 17  # numbers in a parameter that may be cut along several axes
 
@@ -110,8 +106,8 @@ class ChannelAnalysis:
 
 
 def discover(model: nn.Module, example: Example) -> ChannelAnalysis:
-    """Trace the network and follow its channels. The model is not changed."""
-    with left_as_found(model):
+    """Trace the network and follow its channels. The model is not changed. Call it inside `undisturbed(model)`."""
+    with modes_kept(model):
         traced = record_calls(model, example)
         find_rule = RuleFinder(traced, *try_layers(traced))
         while True:  # a layer that is called several times is cut only if the rules can follow every call of it
@@ -227,8 +223,10 @@ class LabelPass:
         if len(tensors) != len(wanted):
             raise Mismatch(node, "it would return another number of tensors")
         for now, then in zip(tensors, wanted, strict=True):
-            if now.shape != then.shape and not _only_channels_changed(now, then):
-                raise Mismatch(node, "an axis that carries no channels would change its size")
+            if now.shape != then.shape:
+                changed = {d for d in range(then.dim()) if now.dim() == then.dim() and now.size(d) != then.size(d)}
+                if not changed or not changed <= first.varying(then):
+                    raise Mismatch(node, "an axis that carries no channels would change its size")
         if tensors and node.op.startswith("call") and not getattr(self.find_rule(node), "takes_sizes", False):
             for used in node.all_input_nodes:
                 plain = self.record.values[used.name]
@@ -241,22 +239,13 @@ def _holds_filters(node: fx.Node, value: Tensor) -> bool:
     if value.dim() < 3 or value.size(1) != 1:
         return False
     for user in node.users:
-        weight = user.args[1] if len(user.args) > 1 else user.kwargs.get("weight")
-        groups = user.args[6] if len(user.args) > 6 else user.kwargs.get("groups")
+        weight = argument_of(user, 1, "weight")
+        groups = argument_of(user, 6, "groups")
         if user.target in FUNCTIONS and weight is node and isinstance(groups, fx.Node):
             return True
         if user.op == "call_method" and user.target in ("to", "type", "type_as", "float") and user.args[0] is node:
             return _holds_filters(user, value)
     return False
-
-
-def _only_channels_changed(now: Tensor, then: Tensor) -> bool:
-    """Whether two label tensors differ in size only along axes of channels."""
-    if now.dim() != then.dim():
-        return False
-    changed = [d for d in range(now.dim()) if now.size(d) != then.size(d)]
-    small = compact(then)
-    return all(small.size(d) > 1 and not constant_along(small, d) for d in changed)
 
 
 # -- layers that only training calls
@@ -276,18 +265,20 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
     if not unseen:
         return
     training = record_calls(traced.model, example, training=True)
-    extra = LabelPass(_TrainingRules(training, find_rule.opaque, find_rule.reading_all, frozenset(unseen)), emit).run()
+    kept = {name: f"{name} reads it in training, where eval mode does not show it" for name in unseen}
+    extra = LabelPass(RuleFinder(training, {**find_rule.opaque, **kept}, find_rule.reading_all), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.frozen += extra.frozen
     # The code may not have been followed to its end, or takes another path with other arguments. A layer that no trace
     # reaches might be called then, so every value that has its width is kept.
     left = unseen - set(training.calls)
     if any(node.op == "output" for node in training.graph.nodes):
-        left = (
-            {name for name in left if _is_named(traced.model, name)}
-            if _other_arguments(traced.model, example)
-            else set()
-        )
+        args, kwargs = as_call(example)
+        signature = inspect.signature(traced.model.forward)
+        given = signature.bind(*args, **kwargs).arguments
+        omitted = any(p.default is not p.empty and p.name not in given for p in signature.parameters.values())
+        flags = omitted or not all(isinstance(value, Tensor) for value in tree_leaves(given))
+        left = {name for name in left if flags and _is_named(traced.model, name)}
     for name in sorted(left):
         module = traced.model.get_submodule(name)
         if not isinstance(module, MIXING):
@@ -299,33 +290,12 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
                 record.frozen.append((distinct, f"{name}, which no trace reaches, could read it"))
 
 
-def _other_arguments(model: nn.Module, example: Example) -> bool:
-    """Whether forward takes arguments other than tensors: the example gives a flag, or leaves one out."""
-    args, kwargs = as_call(example)
-    signature = inspect.signature(model.forward)
-    given = signature.bind(*args, **kwargs).arguments
-    defaults = (p.name for p in signature.parameters.values() if p.default is not p.empty)
-    return any(name not in given for name in defaults) or not all(isinstance(v, Tensor) for v in tree_leaves(given))
-
-
 def _is_named(model: nn.Module, name: str) -> bool:
     """Whether code names a layer, or the list that it is in."""
     owner, _, attribute = name.rpartition(".")
     while attribute.isdigit():
         owner, _, attribute = owner.rpartition(".")
     return names_in_code(model.get_submodule(owner), attribute)
-
-
-@dataclass(frozen=True)
-class _TrainingRules(RuleFinder):
-    """The usual rules, except that layers which only training calls keep all channels that they read."""
-
-    unseen: frozenset[str] = frozenset()
-
-    def __call__(self, node: fx.Node) -> Rule:
-        if node.op == "call_module" and str(node.target) in self.unseen:
-            return kept_because(f"{node.target} reads it in training, where eval mode does not show it")
-        return super().__call__(node)
 
 
 # -- from labels to channels
@@ -363,18 +333,6 @@ def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> ChannelAnal
         frozen=frozen,
         balances=tuple(Balance(numbers(each.blocks), each.reader, each.reason) for each in record.balances),
     )
-
-
-def components(count: int, a: Indices, b: Indices) -> tuple[Indices, int]:
-    """Number the connected components of `count` nodes with edges a[i] - b[i], in the order of their first node."""
-    if count == 0:
-        return np.zeros(1, dtype=np.int64), 0
-    links = coo_matrix((np.ones(len(a), np.int8), (a, b)), shape=(count, count))
-    number, of_node = connected_components(links, directed=False)
-    _, first = np.unique(of_node, return_index=True)
-    order = np.empty(number, dtype=np.int64)
-    order[np.argsort(first)] = np.arange(number)
-    return order[of_node], int(number)
 
 
 def tensors_behind(node: fx.Node, values: Mapping[str, Any]) -> Iterator[list[Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import hashlib
 import json
 from collections import OrderedDict, deque
@@ -21,8 +22,7 @@ from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.compare import copied, outputs_of
 from prunus.graph.plan import Plan, check_origin, example_from, original_of
 from prunus.graph.surgery import copy_sharing
-from prunus.graph.traced import as_call, check_network, named_modules, names_in_code
-from prunus.graph.units import Streams
+from prunus.graph.traced import as_call, check_network, methods_of, named_modules, names_in_code
 from prunus.util.files import atomic, write_atomically
 from prunus.util.state import ModuleState, module_state_kept, overrides_train, undisturbed
 
@@ -97,8 +97,7 @@ def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = N
             "channels. Use both files of one folder."
         )
     if graph is None:
-        streams: Streams = "coupled" if plan.streams == "coupled" else "select"
-        pruned = prune(trace(model, example_of(plan, model, folder / PLAN_FILE), streams), plan)
+        pruned = prune(trace(model, example_of(plan, model, folder / PLAN_FILE), plan.streams), plan)
     else:
         if graph.model is not model:
             raise PlanError("expected load(folder, model, graph=graph) with the graph of this model, not of another")
@@ -222,9 +221,8 @@ def _check_that_it_loads(model: nn.Module, plan: Plan, path: Path) -> None:
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
                 parameter.data = parameter.mean() + parameter.std() * noise
         forget(new, example)
-        streams: Streams = "coupled" if plan.streams == "coupled" else "select"
         try:
-            pruned = prune(trace(new, example, streams), plan, check=False)
+            pruned = prune(trace(new, example, plan.streams), plan, check=False)
         except PrunusError as error:
             raise FileError(
                 f"{type(model).__name__} is not saved, because prunus.load could not build it again: {error}. A new "
@@ -242,33 +240,43 @@ def _check_that_it_loads(model: nn.Module, plan: Plan, path: Path) -> None:
 @torch.no_grad()
 def forget(model: nn.Module, example: Any) -> None:
     """Remove what forward has left on the modules at earlier calls, where the model runs without it."""
-    noted: set[tuple[nn.Module, str]] = set()
+    assigned: dict[tuple[nn.Module, str], Any] = {}  # by the last run, which leaves the model as it was
     set_attribute = nn.Module.__setattr__
 
     def note(module: nn.Module, name: str, value: Any) -> None:
-        if name in module.__dict__ and name not in ("training", "weight", "bias"):  # hooks compute weights
-            noted.add((module, name))
+        assigned[module, name] = value
         set_attribute(module, name, value)
 
     def runs() -> bool:
+        assigned.clear()
+        nn.Module.__setattr__ = note  # type: ignore[method-assign, assignment]
         try:
             outputs_of(model, example)
         except Exception:  # noqa: BLE001  whatever the model's own code raises
             return False
+        finally:
+            nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
         return True
 
-    nn.Module.__setattr__ = note  # type: ignore[method-assign, assignment]
-    try:
-        if not runs():
-            return
-    finally:
-        nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
-    for module, name in noted:
+    if not runs():
+        return
+    hooked = ("training", "weight", "bias")  # hooks compute weights
+    for module, name in [(m, n) for m, n in assigned if n in m.__dict__ and n not in hooked]:
         value = module.__dict__.pop(name)
         for other in (None, type(value)() if isinstance(value, list | dict | set | deque) else None, value):
             if runs():
                 break
             module.__dict__[name] = other
+    for _, module in named_modules(model):
+        for name in _set_by_code(module):
+            value = module.__dict__.pop(name)
+            for absent in ({}, {name: None}):  # forward sets it again, to the same, if it is missing or None
+                module.__dict__.update(absent)
+                again = assigned.get((module, name)) if runs() else None
+                if type(again) is type(value) and getattr(again, "shape", again) == getattr(value, "shape", value):
+                    break
+            else:
+                module.__dict__[name] = value
     for container in _written(model, example):
         had = copy.copy(container)
         container.clear()
@@ -279,6 +287,14 @@ def forget(model: nn.Module, example: Any) -> None:
             buffer = module._buffers.pop(name)
             if not runs():
                 module._buffers[name] = buffer
+
+
+def _set_by_code(module: nn.Module) -> list[str]:
+    """Numbers, tuples and tensors among the attributes that methods assign, other than those that set up the module."""
+    codes = [method.__code__ for method in methods_of(type(module)) if "init" not in method.__code__.co_name]
+    names = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    kinds = (int, float, str, tuple, Tensor)
+    return sorted(name for name in names if name != "training" and isinstance(module.__dict__.get(name), kinds))
 
 
 def _written(model: nn.Module, example: Any) -> list[Any]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.graph.numbers import Number, Origin, name_of
+from prunus.graph.proxies import Number, Origin, attribute_name
 from prunus.graph.selection import selection_of
-from prunus.graph.traced import MIXING, channel_dim
+from prunus.graph.traced import MIXING, argument_of, channel_dim
 from prunus.graph.units import Indices, Mask
 
 if TYPE_CHECKING:
@@ -160,6 +160,9 @@ def places(have: Indices, want: Indices) -> Indices | None:
 
 def match(have: Indices, want: Indices) -> Indices | None:
     """Positions in `have` of the labels `want`; the k-th occurrence matches the k-th. None if a label is missing."""
+    if len(have) and (have[1:] > have[:-1]).all() and (want[1:] > want[:-1]).all():  # the usual case: in order
+        found = np.minimum(np.searchsorted(have, want), len(have) - 1)
+        return found if np.array_equal(have[found], want) else None
     have_order = np.argsort(have, kind="stable")
     want_order = np.argsort(want, kind="stable")
     sorted_have, sorted_want = have[have_order], want[want_order]
@@ -249,11 +252,16 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)  # node name -> its value: labels or plain Python
     arriving: dict[str, Indices] = field(default_factory=dict)  # module that selects -> labels in front of it
     selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
-    spread: dict[tuple[str, int], int] = field(default_factory=dict)  # node, pair -> operand broadcast over channels
-    crossed: set[tuple[str, int]] = field(default_factory=set)  # node, pair whose channels lie on different axes
-    axes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (node, "in" or "out") -> axes of channels
+    decisions: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # what depends on widths, see `Call.decided`
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
     numbers: dict[Origin, Indices] = field(default_factory=dict)  # attribute of a module -> the channels that it counts
+    _varying: dict[int, frozenset[int]] = field(default_factory=dict)  # id of a value -> the axes of its channels
+
+    def varying(self, value: Tensor) -> frozenset[int]:
+        """The dimensions along which labels of one of the values differ. Every replay of a plan asks for them."""
+        if id(value) not in self._varying:
+            self._varying[id(value)] = frozenset(varying(value))
+        return self._varying[id(value)]
 
 
 class Emitter:
@@ -274,8 +282,7 @@ class Emitter:
 class Replay:
     """How a plan changes a pass: which labels each writer still emits, and which labels pass each selection.
 
-    Decisions that must not depend on the pruned widths are taken from the first pass: a tensor pruned to one channel
-    must not look like a gate of size 1.
+    Decisions that must not depend on the pruned widths are taken from the first pass (`Call.decided`).
     """
 
     emit: Mapping[str, Tensor]  # writer -> labels that are still alive, in the order of its filters
@@ -354,7 +361,7 @@ class Call:
 
     def literal(self, index: int, name: str) -> Any:
         """The same argument in the graph: an fx.Node if it is computed from sizes."""
-        return self.node.args[index] if len(self.node.args) > index else self.node.kwargs.get(name)
+        return argument_of(self.node, index, name)
 
     # -- where the channels are
 
@@ -389,11 +396,17 @@ class Call:
 
     def axes(self, labels: Tensor, side: str = "in") -> list[int]:
         """The dimensions along which the channels of this call's input (or output) vary."""
-        key = (self.node.name, side)
+        axes: list[int] = self.decided("axes", side, lambda: varying(labels))
+        return axes
+
+    def decided(self, what: str, which: str | int, decide: Callable[[], Any]) -> Any:
+        """A decision of the first pass. Replays take it over: a tensor that is pruned to one channel must not look like
+        a gate of size 1."""
+        key = (self.node.name, what, which)
         if isinstance(self.labels.emit, Replay):
-            return self.labels.emit.first.axes[key]
-        self.record.axes[key] = varying(labels)
-        return self.record.axes[key]
+            return self.labels.emit.first.decisions.get(key)
+        self.record.decisions[key] = decide()
+        return self.record.decisions[key]
 
     # -- what happens to the channels
 
@@ -457,22 +470,23 @@ class Call:
         first = self.record.numbers.setdefault(number.origin, vector.numpy())
         if len(first) == len(vector):
             both = torch.stack([torch.from_numpy(first), vector])
-            self.balance(both, f"{name_of(number.origin)} is the number of both")
+            self.balance(both, f"{attribute_name(number.origin)} is the number of both")
         else:
-            raise CannotFollow(f"{name_of(number.origin)} counts other channels too")
+            raise CannotFollow(f"{attribute_name(number.origin)} counts other channels too")
 
     def unite(self, a: Tensor, b: Tensor, *, additive: bool) -> Tensor:
         """Channels of `a` and `b` that meet at the same position are pruned together. Broadcasts as torch does."""
         dims = max(a.dim(), b.dim())
         a, b = a.reshape((1,) * (dims - a.dim()) + a.shape), b.reshape((1,) * (dims - b.dim()) + b.shape)
-        spread = self._spread(a, b)
+        self._united += 1
+        spread = self.decided("spread", self._united, lambda: self._spread(a, b))
         if spread is not None:
             narrow, wide = (a, b) if spread == 0 else (b, a)
             self.freeze(narrow, f"{self.what} broadcasts it over many channels")
             return wide.expand(broadcast_shape(a.shape, b.shape))
         shape = broadcast_shape(a.shape, b.shape)
         a, b = compact(a), compact(b)
-        if self._crosses(a, b):
+        if self.decided("crosses", self._united, lambda: self._crosses(a, b)):
             kept, given_up = (a, b) if present(a)[0] < present(b)[0] else (b, a)
             for labels in (kept, given_up):
                 self.freeze(labels, f"{self.what} joins channels of different axes")
@@ -509,10 +523,6 @@ class Call:
 
     def _spread(self, a: Tensor, b: Tensor) -> int | None:
         """The operand that has size 1 where the other carries different channels (a spatial gate), if any."""
-        self._united += 1
-        key = (self.node.name, self._united)
-        if isinstance(self.labels.emit, Replay):  # a tensor pruned to one channel must not look like a gate
-            return self.labels.emit.first.spread.get(key)
         for dim in range(a.dim()):
             if a.size(dim) == b.size(dim):
                 continue
@@ -521,21 +531,15 @@ class Call:
             if small.size(dim) > 1 and not constant_along(small, dim):
                 if set(varying(a)) & set(varying(b)):  # both vary along another axis too: a factor for each head
                     continue
-                self.record.spread[key] = narrow
                 return narrow
         return None
 
     def _crosses(self, a: Tensor, b: Tensor) -> bool:
         """Whether channels of `a` and `b` lie on different axes, so that each of one meets each of the other."""
-        key = (self.node.name, self._united)
-        if isinstance(self.labels.emit, Replay):
-            return key in self.labels.emit.first.crossed
         if a.shape == b.shape or not len(present(a)) or not len(present(b)):
             return False
         one, other = varying(a), varying(b)
-        if (one or other) and not set(one) & set(other):
-            self.record.crossed.add(key)
-        return key in self.record.crossed
+        return bool(one or other) and not set(one) & set(other)
 
     # -- channel selection in front of a layer
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from prunus.graph import layer_surgery
+from prunus.graph import surgery
 from prunus.graph.rules import layers
 from prunus.graph.rules.rulebook import LAYERS, base_layer
 from prunus.graph.selection import DIM, FILLED, INDEX, SHOWN, selection_of, unselect
@@ -228,16 +228,17 @@ def _agrees(whole: nn.Module, x: Tensor, keep: Indices, part: int) -> bool:
 
 
 def _copied(layer: nn.Module) -> nn.Module:
-    """A deep copy, also of tensors that hooks have computed."""
-    computed = [value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf]
-    return copy.deepcopy(layer, {id(value): value.detach().clone() for value in computed})
+    """A deep copy, also of tensors that hooks have computed or kept. A method as a hook is copied with its object."""
+    owners = [getattr(hook, "__self__", None) for hook in layer._forward_hooks.values()]
+    modules = [layer, *(module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules())]
+    return copy.deepcopy(layer, surgery.computed_tensors(modules))
 
 
 def _cut(layer: nn.Module, keep: Indices, part: int) -> Indices:
     """Remove all inputs but `keep`, and a part of the outputs. Returns the outputs that are left."""
     if is_depthwise(layer):
-        outputs = layer_surgery.depthwise_filters(layer, keep)
-        layer_surgery.shrink_depthwise(layer, keep)
+        outputs = surgery.depthwise_filters(layer, keep)
+        surgery.shrink_depthwise(layer, keep)
         return outputs
     if isinstance(layer, MIXING):
         # All but the first two of each group, or these: not as the inputs, or a skip would not show.
@@ -245,12 +246,12 @@ def _cut(layer: nn.Module, keep: Indices, part: int) -> Indices:
         blocks = np.arange(out_width).reshape(_groups(layer), -1)
         first = min(2, blocks.shape[1] // 2)
         outputs = (blocks[:, first:] if part == 0 or not first else blocks[:, :first]).reshape(-1)
-        layer_surgery.shrink_mixing(layer, keep, outputs)
+        surgery.shrink_mixing(layer, keep, outputs)
         return outputs
     base = base_layer(layer)
     rule = None if base is None else LAYERS.get(base)
     if rule in (layers.channelwise, layers.prelu, layers.instance_norm, layers.group_norm):  # others are not cut
-        layer_surgery.shrink_channelwise(layer, keep, _input_width(layer))
+        surgery.shrink_channelwise(layer, keep, _input_width(layer))
     return keep
 
 

@@ -75,11 +75,6 @@ class Memory:
     alive: npt.NDArray[np.bool_]
     copies: dict[int, tuple[int, str]]
 
-    @classmethod
-    def of(cls, graph: ChannelGraph) -> Memory:
-        """The memory of a network that has been traced. The network runs once on the example."""
-        return _measure(graph)
-
     def sizes(self, keep: Keep) -> Floats:
         """Bytes of each block if units keep these channels."""
         live = self.graph.liveness(keep)
@@ -87,8 +82,7 @@ class Memory:
 
     def at_calls(self, keep: Keep) -> Floats:
         """Bytes that are alive while each call runs."""
-        live = self.graph.liveness(keep)
-        total = self.alive @ np.array([block.under(live) for block in self.blocks], dtype=np.float64)
+        live, total = self.graph.liveness(keep), self.alive @ self.sizes(keep)
         for call in self.copies:
             total[call] += self._copied(call, live)
         return np.asarray(total, dtype=np.float64)
@@ -128,8 +122,9 @@ def peak_of(graph: ChannelGraph, keep: Keep | None = None) -> int | None:
 
 
 @torch.no_grad()
-def _measure(graph: ChannelGraph) -> Memory:
-    """All values are kept while the network runs, so that equal addresses are shared memory."""
+def measure(graph: ChannelGraph) -> Memory:
+    """The memory of a network that has been traced. It runs once on the example, and all values are kept meanwhile, so
+    that equal addresses are shared memory."""
     traced, record = graph.analysis.traced, graph.analysis.record
     runner, batch, reader_of = GraphRunner(traced), batch_of(traced), _readers_behind(graph)
     owner: dict[fx.Node, list[int]] = {}  # node -> numbers of the blocks of its value

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
 from torch import nn
 
-from prunus.graph.compare import NotRun, difference, in_mode, said
+from prunus.graph.compare import NotRun, difference, error_text, in_mode
 from prunus.graph.surgery import copy_sharing
 from prunus.graph.traced import Example, named_modules
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 METHODS = ("reparameterize", "switch_to_deploy")
 _WIDTHS = {  # attributes of layers, and how names of a block's attributes for the same number begin
@@ -48,11 +47,7 @@ def follow_widths(original: nn.Module, pruned: nn.Module, example: Example) -> N
         vars(block).update(before[name])
     if _problem(original, example) is None:
         method = next(method for method in METHODS if hasattr(blocks[0][1], method))
-        log.warning(
-            "%s() no longer works after this cut: %s. Call it before pruning.",
-            method,
-            problem,
-        )
+        logger.warning("%s() no longer works after this cut: %s. Call it before pruning.", method, problem)
 
 
 def _merges(module: nn.Module) -> bool:
@@ -84,7 +79,7 @@ def _problem(model: nn.Module, example: Example) -> str | None:
     """What goes wrong if all blocks of a copy are merged, in words; None if nothing does."""
     try:
         merged = copy_sharing(model)
-        with torch.no_grad(), in_mode(model, "eval"), in_mode(merged, "eval"):
+        with in_mode(model, "eval"), in_mode(merged, "eval"):
             for _, block in named_modules(merged):
                 method = next((method for method in METHODS if hasattr(type(block), method)), None)
                 if method is not None:
@@ -93,4 +88,4 @@ def _problem(model: nn.Module, example: Example) -> str | None:
     except NotRun as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  whatever the model's own code raises
-        return said(error)
+        return error_text(error)

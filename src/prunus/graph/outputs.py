@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from prunus.errors import TraceError
 from prunus.graph.channel_graph import ChannelGraph, trace
-from prunus.graph.compare import outputs_of
-from prunus.graph.distance import distance
+from prunus.graph.compare import distance, in_mode, outputs_of, randomised
 from prunus.graph.traced import CONVOLUTIONS, TRANSPOSED, Example
-from prunus.util.state import evaluating, undisturbed
+from prunus.util.state import undisturbed
 
 ROUNDING = 1e-4  # of how much the outputs vary
 
@@ -78,17 +76,9 @@ def _narrow(layer: Any, index: Tensor) -> None:
     setattr(layer, "out_channels" if isinstance(layer, CONVOLUTIONS) else "out_features", len(index))
 
 
-@torch.no_grad()
 def _check_equal(model: nn.Module, small: nn.Module, example: Example, index: Tensor, layer: str) -> None:
-    draw = torch.Generator().manual_seed(0)
-
-    def noise(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        return torch.randn(value.shape, generator=draw).to(value)
-
-    inputs = tree_map(noise, example)
-    with evaluating(model), evaluating(small):
+    inputs = randomised(example)
+    with in_mode(model, "eval"), in_mode(small, "eval"):
         (want,), (got,) = outputs_of(model, inputs), outputs_of(small, inputs)
     want = want.index_select(1, index.to(want.device))
     if got.shape != want.shape or distance([got.reshape(-1)], [want.reshape(-1)]) > ROUNDING:

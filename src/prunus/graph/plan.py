@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.errors import FileError, PlanError
-from prunus.graph.units import Keep, Unit
+from prunus.graph.units import Keep, Streams, Unit
 from prunus.util.typed_json import versioned_object
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Plan:
     """
 
     fingerprint: str
-    streams: str
+    streams: Streams
     example: Any
     widths: Mapping[str, int]
     keep: Mapping[str, tuple[int, ...]]
@@ -208,7 +208,7 @@ class Plan:
                 if type(width) is not int or width < 1:
                     raise ValueError(f"the width of {name!r} must be a whole number above 0, not {width!r}")
                 keep[str(name)] = checked_indices(str(name), width, unit["keep"], can_vanish=True)
-            return cls(str(data["fingerprint"]), str(data["streams"]), data["example"], widths, keep)
+            return cls(str(data["fingerprint"]), data["streams"], data["example"], widths, keep)
         except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
             raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error
 
@@ -292,14 +292,14 @@ def _dtype(name: Any) -> torch.dtype:
 
 # -- the plan that a pruned model was cut by: the model remembers it, outside its state_dict, and `save` checks it
 
-MEMORY = "_prunus_plans"  # an attribute of the model; copies of the model have it too
+PLANS = "_prunus_plans"  # an attribute of the model; copies of the model have it too
 ORIGIN = "_prunus_origin"
 
 
 def remember_plan(pruned: nn.Module, original: nn.Module, plan: object) -> None:
     """Note that `plan` gave `pruned` from `original`, which may have been pruned before."""
     if not isinstance(plan, Plan):
-        pruned.__dict__.pop(MEMORY, None)
+        pruned.__dict__.pop(PLANS, None)
         return
     plans = [plan]
     for old in plans_of(original):
@@ -307,7 +307,7 @@ def remember_plan(pruned: nn.Module, original: nn.Module, plan: object) -> None:
             plans.append(old.then(plan))
         except PlanError:  # other streams or units: no single plan leads here from that network
             continue
-    pruned.__dict__[MEMORY] = tuple(plans)
+    pruned.__dict__[PLANS] = tuple(plans)
     pruned.__dict__[ORIGIN] = _Origin(original)
 
 
@@ -337,13 +337,13 @@ def original_of(model: nn.Module, plan: Plan) -> nn.Module | None:
 
 def plans_of(model: nn.Module) -> tuple[Plan, ...]:
     """The plans that lead to a model: from the original network, and from each network in between."""
-    return tuple(model.__dict__.get(MEMORY, ()))
+    return tuple(model.__dict__.get(PLANS, ()))
 
 
 def same_origin(model: nn.Module, other: nn.Module) -> None:
     """Note that `model` was cut by the same plans as `other`."""
     if not plans_of(model) and plans_of(other):
-        model.__dict__[MEMORY] = plans_of(other)
+        model.__dict__[PLANS] = plans_of(other)
 
 
 def check_origin(model: Any, plan: Any) -> None:

@@ -22,15 +22,14 @@ from prunus.graph.compare import (
     NotRun,
     Run,
     difference,
+    error_text,
     in_mode,
     is_constant,
-    said,
 )
 from prunus.graph.discover import tensors_behind
 from prunus.graph.labels import Mismatch, present
-from prunus.graph.layer_surgery import depthwise_filters
 from prunus.graph.replay import Slices, replay, replay_plan
-from prunus.graph.surgery import carve, zeroed
+from prunus.graph.surgery import carve, depthwise_filters, zeroed
 from prunus.graph.traced import MIXING, is_depthwise, named_modules
 from prunus.graph.trials import Trial, check_recording, constants_varied, may_write_weights, trials_for
 from prunus.graph.units import Indices, Keep, Unit
@@ -69,14 +68,10 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
 def prove_branches(graph: ChannelGraph) -> None:
     """Remove all branches that can vanish, by a trial plan, and keep those without which the network computes something
     else. This is the proof of a few plans only, so that it is not a part of every `trace`."""
-    model, names = graph.model, [*graph.branches]
+    model, keep = graph.model, dict.fromkeys(graph.branches, ())
     with undisturbed(model), module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
-
-        def fails(names: Sequence[str]) -> bool:
-            return failure(graph, dict.fromkeys(names, ()), graph.trials) is not None
-
-        if names and graph.trials and fails(names):
-            graph.keep_branches(culprits(names, fails))
+        if keep and graph.trials and failure(graph, keep, graph.trials) is not None:
+            graph.keep_branches(_culprits_of(graph, keep, graph.trials))
 
 
 def _prove_on_labels(graph: ChannelGraph) -> ChannelGraph:
@@ -135,20 +130,20 @@ def _culprits_by_running(attempt: _Attempt, trials: Sequence[Trial], run: Run | 
     graph, keep, what = attempt.graph, attempt.keep, attempt.failure(trials, run)
     if what is None or what == RANDOM:  # `prune` compares again, on the plan itself
         return {}
+    reasons = {}
+    for name in _culprits_of(graph, keep, trials):
+        reasons[name] = "with fewer channels of it and of others the network computes something else"
+        for trial in trials:
+            what = failure(graph, {name: keep[name]}, [trial])
+            if what is not None:
+                reasons[name] = f"with fewer channels the network computes something else{_when(trial)}: {what}"
+                break
+    return reasons
 
-    def fails(names: Sequence[str]) -> bool:
-        return failure(graph, {name: keep[name] for name in names}, trials) is not None
 
-    return {name: _why(graph, {name: keep[name]}, trials) for name in culprits(list(keep), fails)}
-
-
-def _why(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> str:
-    """Why a unit cannot lose channels, found by pruning it alone."""
-    for trial in trials:
-        what = failure(graph, keep, [trial])
-        if what is not None:
-            return f"with fewer channels the network computes something else{_when(trial)}: {what}"
-    return "with fewer channels of it and of others the network computes something else"
+def _culprits_of(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> list[str]:
+    """The units of a plan that fails without which it does not fail."""
+    return culprits(list(keep), lambda names: failure(graph, {n: keep[n] for n in names}, trials) is not None)
 
 
 def _when(trial: Trial) -> str:
@@ -170,33 +165,25 @@ def verify(graph: ChannelGraph, keep: Keep, slices: Slices, pruned: nn.Module) -
     trials += [drawn, *graph.trials[1:]]
     if any(module.training for _, module in named_modules(graph.model)):
         trials.append(Trial("own" + WITH_GRADIENTS, [drawn.drawn()], as_it_is=True))
-    writing = may_write_weights(graph.model)
     storages = [tensor.untyped_storage() for tensor in (*graph.model.parameters(), *graph.model.buffers())]
     memory = {storage.data_ptr(): storage for storage in storages if storage.data_ptr()}  # held, or it is used again
-    with module_state_kept(graph.model, pruned, weights=writing):  # also what hooks of the copy write to the model
 
-        def is_own(tensor: Tensor) -> bool:
-            return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in memory
+    def is_own(tensor: Tensor) -> bool:
+        return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in memory
 
-        inside = _inside(graph, slices, is_own)
-        failing = _first_failing(graph, keep, pruned, trials, inside)
-        if failing is not None:
-            raise PlanError(_message(graph, keep, *failing))
-
-
-def _message(graph: ChannelGraph, keep: Keep, trial: Trial, what: str) -> str:
-    """What differs, and the unit to exclude."""
-    cut = [name for name, kept in keep.items() if len(kept) < graph.units[name].width]
-
-    def fails(names: Sequence[str]) -> bool:
-        return failure(graph, {name: keep[name] for name in names}, [trial]) is not None
-
-    units = [] if what == RANDOM else culprits(cut, fails)
-    advice = f"Keep all channels of {' and '.join(repr(name) for name in units[:3])}" if units else "Keep all channels"
+    # Also what hooks of the copy write to the model.
+    with module_state_kept(graph.model, pruned, weights=may_write_weights(graph.model)):
+        failing = _first_failing(graph, keep, pruned, trials, _inside(graph, slices, is_own))
+        if failing is None:
+            return
+        trial, what = failing
+        cut = {name: kept for name, kept in keep.items() if len(kept) < graph.units[name].width}
+        units = [] if what == RANDOM else _culprits_of(graph, cut, [trial])
+    excluded = f" of {' and '.join(repr(name) for name in units[:3])}" if units else ""
     in_training = " in training mode" if trial.mode.startswith("own") and graph.model.training else _when(trial)
-    return (
+    raise PlanError(
         f"the pruned {type(graph.model).__name__} does not compute what the zeroed network computes{in_training}: "
-        f"{what}. {advice}; or pass check=False if this is known and wanted."
+        f"{what}. Keep all channels{excluded}; or pass check=False if this is known and wanted."
     )
 
 
@@ -222,7 +209,7 @@ class _Attempt:
             record, slices = replay_plan(graph, keep)
             pruned = carve(graph, record, slices, share=True)
         except Exception as error:  # noqa: BLE001  a plan that cannot be carried out fails, for whatever reason
-            return cls(graph, keep, why=str(error) if isinstance(error, PlanError) else said(error))
+            return cls(graph, keep, why=str(error) if isinstance(error, PlanError) else error_text(error))
         own = {id(tensor) for tensor in (*graph.model.parameters(), *graph.model.buffers())}
         return cls(graph, keep, pruned, _inside(graph, slices, lambda tensor: id(tensor) in own))
 
@@ -249,10 +236,10 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
         elif isinstance(layer, MIXING):
             kept[name] = None, None
     nodes = [node for node in graph.analysis.traced.graph.nodes if graph.analysis.find_rule.is_users(node)]
-    told = {str(node.target) for node in nodes if node.op == "call_module" and str(node.target) not in gone}
+    user_ruled = {str(node.target) for node in nodes if node.op == "call_module" and str(node.target) not in gone}
     # Inside of a removed branch, functions have other results; it is the layers behind it that are compared.
     functions = not gone and all(node.op == "call_module" for node in nodes)
-    return Inside(kept, foreign, told, functions=functions)
+    return Inside(kept, foreign, user_ruled, functions=functions)
 
 
 def _first_failing(
@@ -281,7 +268,7 @@ def _first_failing(
                     except NotRun as error:
                         what = f"it cannot be compared, because the network fails with {error}"
                     except Exception as error:  # noqa: BLE001  a `train` of the model's own may work on its weights
-                        what = f"it fails with {said(error)}"
+                        what = f"it fails with {error_text(error)}"
                         break
                 trial.next()
             run = None

@@ -13,6 +13,7 @@ import functools
 import linecache
 import operator
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,18 +23,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.errors import TraceError
-from prunus.graph.absent import Absent, without_absent
-from prunus.graph.numbers import Number, numbers_known
-from prunus.graph.proxies import PROXIES, Arguments, TensorProxy, proxy_of, read_arguments, value_of, values_in
+from prunus.graph.branches import Absent, without_absent
+from prunus.graph.proxies import (
+    PROXIES,
+    Arguments,
+    Number,
+    TensorProxy,
+    numbers_known,
+    proxy_of,
+    read_arguments,
+    value_of,
+    values_in,
+)
 from prunus.graph.rules.rulebook import is_leaf
 from prunus.graph.traced import (
     FUNCTIONS,
     Example,
     Shapes,
     Traced,
+    argument_of,
     attribute_of,
     autocast_state,
     named_modules,
@@ -116,19 +127,18 @@ def _run_tracer(
     """Record the calls, with all that is computed from buffers: pruning cuts the buffers. If that fails, because the
     code writes into a buffer or gives it to a library that needs a plain tensor, try again with buffers as constants.
     """
-    tracer = ValueTracer(arguments, True)
-    try:
-        with numbers_known(model, is_leaf):
-            tracer.trace(model)
-    except Exception:  # noqa: BLE001  whatever the model's own code raises
-        if not training:
-            state.restore()
-            tracer = ValueTracer(arguments, False)
-            try:
-                with numbers_known(model, is_leaf):
-                    tracer.trace(model)
-            except Exception as error:
+    for follow_buffers in (True, False):
+        tracer = ValueTracer(arguments, follow_buffers)
+        try:
+            with numbers_known(model, is_leaf):
+                tracer.trace(model)
+            break
+        except Exception as error:
+            if training:
+                break
+            if not follow_buffers:
                 raise TraceError(_explanation(model, error, example)) from error
+            state.restore()
     return tracer
 
 
@@ -141,8 +151,8 @@ def _functional_layers(graph: fx.Graph, noted: Mapping[str, str]) -> dict[str, s
     for node in graph.nodes:
         if node.name in noted:
             module = noted[node.name]
-            bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-            groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
+            bias = argument_of(node, 2, "bias")
+            groups = argument_of(node, 6, "groups", 1)
             is_own = isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{module}.bias"
             if not (bias is None or is_own) or not isinstance(groups, int) or groups != 1:
                 wrong.add(module)
@@ -163,13 +173,14 @@ def _has(model: nn.Module, name: str) -> bool:
 
 def _shapes_of(value: Any) -> Shapes:
     """The same nesting with shapes for tensors, and None for anything else."""
-    if isinstance(value, Tensor):
-        return value.shape
 
     def shape(part: Any) -> Any:
         if isinstance(part, nn.utils.rnn.PackedSequence):  # it insists on tensors
             return tuple(shape(tensor) for tensor in part)
-        return part.shape if isinstance(part, Tensor) else None
+        return part.shape if isinstance(part, Tensor) and not part.is_nested else None  # nested ones have no shape
+
+    if isinstance(value, Tensor):
+        return shape(value)
 
     return tree_map(shape, value, is_leaf=lambda part: isinstance(part, nn.utils.rnn.PackedSequence))
 
@@ -177,12 +188,17 @@ def _shapes_of(value: Any) -> Shapes:
 @contextmanager
 def left_as_found(model: nn.Module) -> Iterator[None]:
     """Restore the mode of each module and the random state afterwards, also after an error."""
+    with undisturbed(model), modes_kept(model):
+        yield
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of each module afterwards, also after an error. Gradients are off."""
     modes = [(module, module.training) for _, module in named_modules(model)]
-    tensors = [tensor for module, _ in modes for tensor in module._parameters.values() if tensor is not None]
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     state = module_state_kept(model, weights=True) if overrides_train(model) else nullcontext()
     try:
-        with undisturbed(model), state, torch.random.fork_rng(devices=devices), torch.no_grad():
+        with state, torch.no_grad():
             yield
     finally:
         for module, training in modes:
@@ -200,20 +216,20 @@ def _explanation(model: nn.Module, error: BaseException, example: Example) -> st
             text = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
             where = f"{frame.filename}:{frame.lineno} in {frame.name}: `{text}`"
             break
-    said = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    message = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     if isinstance(error, fx.proxy.TraceError):
         return (
-            f"torch.fx cannot follow {where} ({said}). The path through the network must not depend on the values of "
-            "tensors. Rewrite that line, or move it into a module of its own and give that class a rule with "
+            f"torch.fx cannot follow {where} ({message}). The path through the network must not depend on the values "
+            "of tensors. Rewrite that line, or move it into a module of its own and give that class a rule with "
             "prunus.register_rule(Class, prunus.rules.unknown): its channels are then kept."
         )
     example = example if isinstance(example, tuple | list | dict) else (example,)
     shapes = tree_map(lambda v: tuple(v.shape) if hasattr(v, "shape") else v, example)
     return (
         f"{type(model).__name__} does not run on the example of shape {shapes}: {type(error).__name__}: "
-        f"{said} (at {where}). Pass an example that the model accepts, on the model's device. If the model itself runs "
-        "on it, torch.fx cannot follow that line: move it into a module of its own and give that class a rule with "
-        "prunus.register_rule(Class, prunus.rules.unknown)."
+        f"{message} (at {where}). Pass an example that the model accepts, on the model's device. If the model itself "
+        "runs on it, torch.fx cannot follow that line: move it into a module of its own and give that class a rule "
+        "with prunus.register_rule(Class, prunus.rules.unknown)."
     )
 
 
@@ -233,6 +249,7 @@ class ValueTracer(fx.Tracer):
         self._names: dict[int, str] = {}  # id of a parameter, or of a buffer that is followed -> name
         self._arguments = arguments
         self._autocast = autocast_state()
+        self._autocasts = torch._C._is_any_autocast_enabled()
         self._computing = False
         self.attributes: dict[str, Any] = {}  # parameters and buffers as forward found them
         self.called: dict[str, nn.Module] = {}
@@ -275,8 +292,8 @@ class ValueTracer(fx.Tracer):
         """Without torch.fx's record of the scope of each call and its search for symbolic sizes: both take time, and
         are of no use here."""
         node = self.graph.create_node(kind, target, (), {}, *rest, **options)
-        if (autocast := autocast_state()) != self._autocast:
-            node.meta["autocast"] = autocast
+        if (torch._C._is_any_autocast_enabled() or self._autocasts) and autocast_state() != self._autocast:
+            node.meta["autocast"] = autocast_state()
         if args:
             node.args = args
         if kwargs:
@@ -293,7 +310,7 @@ class ValueTracer(fx.Tracer):
         if self._followed and kind == "call_function" and target in FUNCTIONS:
             # A function on the weight of the module that is being followed, and on its input: perhaps a layer.
             module, entered = self._followed[-1]
-            weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+            weight = argument_of(node, 1, "weight")
             is_own = isinstance(weight, fx.Node) and weight.op == "get_attr" and weight.target == f"{module}.weight"
             if is_own and node.args and node.args[0] is entered:
                 self.functional[node.name] = module
@@ -328,10 +345,15 @@ class ValueTracer(fx.Tracer):
 
         return forward, []
 
-    def _known_parts(self, value: Any) -> Any:
-        """An output that is an object, such as a distribution, as a call that makes one from its tensors."""
-        attributes = {} if type(value) in PROXIES or isinstance(value, type) else getattr(value, "__dict__", {})
-        parts = {name: part for name, part in attributes.items() if _any_recorded([part])}
+    def _known_parts(self, value: Any, around: tuple[int, ...] = ()) -> Any:
+        """An output that is an object, such as a distribution, as a call that makes one from its tensors.
+
+        `around` has the objects that contain it, because an object may refer back to one of them."""
+        followed = not (type(value) in PROXIES or isinstance(value, type | nn.Module | types.FunctionType))
+        attributes = getattr(value, "__dict__", {}) if followed and id(value) not in around else {}
+        inner = functools.partial(self._known_parts, around=(*around, id(value)))
+        known = {name: tree_map(inner, part) for name, part in attributes.items()}
+        parts = {name: part for name, part in known.items() if _any_recorded(tree_leaves(part))}
         if not parts or dataclasses.is_dataclass(value):
             return value
 
@@ -484,14 +506,20 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
         original = getattr(function, "_torchdynamo_inline", None)  # the Python function that was compiled
         return record("call_function", function, args, kwargs) if original is None else original(*args, **kwargs)
 
+    def checked(error: Any, flag: Any, message: Any) -> None:
+        """As torch's own, which asks for the very type of a flag. A recorded one becomes a guard."""
+        check_with(error, bool(flag) if type(flag) in PROXIES else flag, message)
+
     methods = _METHODS.split()
     functions = {(torch, name): getattr(torch, name) for name in _FACTORIES.split()}
     functions |= {(F, name): getattr(F, name) for name in _CONVOLUTIONS.split()}
     defined = {name: Tensor.__dict__[name] for name in methods if name in Tensor.__dict__}  # the others are inherited
     call_scripted, is_callable = torch._C.ScriptFunction.__call__, builtins.callable
+    check_with = torch._check_with
     validates = torch.distributions.Distribution._validate_args
     try:
         builtins.callable = lambda thing: is_callable(value_of(thing))  # type: ignore[assignment]
+        torch._check_with = checked  # type: ignore[assignment]
         torch.distributions.Distribution.set_default_validate_args(False)  # it looks at values
         torch._C.ScriptFunction.__call__ = scripted  # type: ignore[method-assign, assignment]
         for (space, name), function in functions.items():
@@ -501,6 +529,7 @@ def _sizes_recorded(record: Callable[[str, Any, tuple[Any, ...], dict[str, Any]]
         yield
     finally:
         builtins.callable = is_callable
+        torch._check_with = check_with
         torch.distributions.Distribution.set_default_validate_args(validates)
         torch._C.ScriptFunction.__call__ = call_scripted  # type: ignore[method-assign]
         for (space, name), function in functions.items():

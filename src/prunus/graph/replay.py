@@ -19,7 +19,7 @@ from prunus.graph.branches import Branch, Removed
 from prunus.graph.cost import Liveness
 from prunus.graph.discover import LabelPass
 from prunus.graph.labels import GONE, Mismatch, Record, Replay, entries_of, match, pick, varying
-from prunus.graph.numbers import Origin
+from prunus.graph.proxies import Origin
 from prunus.graph.rules.rulebook import RuleFinder
 from prunus.graph.selection import selection_of
 from prunus.graph.units import Indices, Keep, Mask

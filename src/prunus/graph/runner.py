@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.proxies import input_tensors
 from prunus.graph.selection import InputMask
-from prunus.graph.traced import Traced, attribute_of
+from prunus.graph.traced import Traced, attribute_of, submodules
 
 Values = dict[fx.Node, Any]
 LastUses = Mapping[fx.Node, Sequence[fx.Node]]
@@ -48,7 +48,7 @@ class GraphRunner(fx.Interpreter):
         super().__init__(model, garbage_collect_values=False, graph=traced.graph)
         self.traced = traced
         self.nodes: list[fx.Node] = list(traced.graph.nodes)
-        self.submodules = {name: model.get_submodule(name) for name in traced.calls}
+        self.submodules = submodules(model, traced.calls)
         self.on_copies: frozenset[fx.Node] = frozenset()  # calls that would overwrite their arguments
 
     # -- inputs
@@ -105,6 +105,10 @@ class GraphRunner(fx.Interpreter):
         for mask in layer._forward_pre_hooks.values():
             x = mask.of(layer, x) if isinstance(mask, InputMask) else x
         return self.call_function(n.target, (x, *rest), kwargs)
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call of a layer, without torch.fx's search for it, which takes time."""
+        return self.submodules[target](*args, **kwargs)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter or buffer of the model, or a constant of the traced code, which no model holds."""

@@ -5,8 +5,9 @@ Everything that reads or runs a graph depends on this form only, not on how the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -42,9 +43,9 @@ class Traced:
 
     def function_name(self, node: fx.Node) -> str:
         """What a call of a convolution or linear function is called in costs: after its module or weight, if it can."""
-        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        weight = argument_of(node, 1, "weight")
         is_plain = isinstance(weight, fx.Node) and weight.op == "get_attr"
-        return self.functional.get(node.name) or (str(weight.target) if is_plain else node.name)  # type: ignore[union-attr]
+        return self.functional.get(node.name) or (str(weight.target) if is_plain else node.name)
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a node calls, or whose weight it gives to a function."""
@@ -72,15 +73,32 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return modules
 
 
+def submodules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """As `model.get_submodule(name)` for each name, in a fraction of the time."""
+    known = dict(named_modules(model))  # without second names of a module
+    return {name: known[name] if name in known else model.get_submodule(name) for name in names}
+
+
 def names_in_code(module: nn.Module, name: str) -> bool:
     """Whether a method of the module's class names an attribute, other than one that sets up the module."""
-    for kind in type(module).__mro__:
-        for value in vars(kind).values() if not kind.__module__.startswith(("torch.nn.", "builtins")) else ():
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-            if code is not None and "init" not in code.co_name and name in code.co_names:
-                return True
-    return False
+    codes = (method.__code__ for method in methods_of(type(module)))
+    return any("init" not in code.co_name and name in code.co_names for code in codes)
+
+
+def methods_of(kind: type) -> Iterator[FunctionType]:
+    """All methods that a class and its bases define outside of torch.nn."""
+    for base in kind.__mro__:
+        if not base.__module__.startswith(("torch.nn.", "builtins")):
+            for value in vars(base).values():
+                function = getattr(value, "__func__", getattr(value, "fget", value))
+                function = getattr(function, "__wrapped__", function)
+                if isinstance(function, FunctionType):
+                    yield function
+
+
+def argument_of(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, given by position or by name: an fx.Node if it is computed."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
@@ -161,7 +179,8 @@ def check_network(model: Any) -> None:
         raise TraceError("exported programs cannot be pruned; pass the nn.Module that the program was exported from")
     if not isinstance(model, nn.Module):
         raise TraceError(f"expected a torch.nn.Module, got {type(model).__name__}; check the order of the arguments")
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+    modules = [module for _, module in named_modules(model)]
+    if any(t is not None and t.is_meta for m in modules for t in (*m._parameters.values(), *m._buffers.values())):
         raise TraceError("the network is on the meta device, so it has no weights; load them first")
     for kind in type(model).__mro__:
         if kind.__name__ in _WRAPPERS:

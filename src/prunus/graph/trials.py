@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,15 +19,16 @@ from prunus.graph.compare import (
     WITH_GRADIENTS,
     Run,
     copied,
+    distance,
     few_images,
+    flattened,
     in_mode,
     outputs_of,
     randomised,
     run_of,
 )
-from prunus.graph.distance import distance, flattened
 from prunus.graph.runner import GraphRunner, last_uses
-from prunus.graph.traced import Example, Traced, named_modules
+from prunus.graph.traced import Example, Traced, methods_of, named_modules
 from prunus.graph.watch import Inside, Watch
 from prunus.util.state import generators_kept, module_state_kept
 
@@ -72,11 +74,7 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
     """
     model = traced.model
 
-    def doubled(value: Any) -> Any:  # batch norms in training mode need more than one value
-        lonely = isinstance(value, Tensor) and value.dim() > 1 and value.size(0) == 1
-        return torch.cat([value, value]) if lonely else value
-
-    one, two, full = few_images(example, 1), few_images(tree_map(doubled, example)), _size_of(example)
+    one, full = few_images(example, 1), _size_of(example)
     small = [(side, side) for side in _SIDES if full and min(full) > _LARGER * side]
     large = bool(small)
     if full and not large and min(full) >= _HALVED:
@@ -90,14 +88,23 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
         except Exception:  # noqa: BLE001  whatever the model's own code raises
             evaluation.next()
     trials, size = [evaluation] if evaluation.inputs else [], _size_of(evaluation.inputs[0] if run else example)
+    # Batch norms in training mode need more than one value. Over a few values, as at the end of a network that halves
+    # small images five times, they magnify rounding so much that it would have to be told apart in float64.
+    count = 4 if large and size in small else 2
+
+    def repeat(value: Any) -> Any:
+        lonely = isinstance(value, Tensor) and value.dim() > 1 and value.size(0) == 1
+        return torch.cat([value] * count) if lonely else value
+
+    several = few_images(tree_map(repeat, example), count)
     other = [(size[0], size[1] * 3 // 2), size] if size else []
     if size in small and min(size) >= _HALVED:
         other.insert(0, (size[0] // 2, size[1] * 3 // 4))
-    trials.append(Trial("training" + WITH_GRADIENTS, [*(_resized(two, *each) for each in other), two, example]))
+    trials.append(Trial("training" + WITH_GRADIENTS, [*(_resized(several, *each) for each in other), several, example]))
     for height, width in _sizes_compared(traced, size if large else full) if size and full else ():
         trials.append(Trial("eval", [_resized(one, height, width)]))
-    more = _images_compared(traced) if run else []
-    trials += [Trial("eval", [_repeated(evaluation.inputs[0], images)]) for images in more]
+    if run:
+        trials += [Trial("eval", [inputs]) for inputs in _more_images(traced, evaluation.inputs[0])]
     return trials, run
 
 
@@ -114,6 +121,8 @@ def _resized(example: Example, height: int, width: int) -> Example:
     def resize(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 3 or tuple(value.shape[-2:]) != size:
             return value
+        if height <= value.size(-2) and width <= value.size(-1):
+            return value[..., :height, :width]
         rows, columns = torch.arange(height) % value.size(-2), torch.arange(width) % value.size(-1)
         return value[..., rows.to(value.device), :][..., columns.to(value.device)]
 
@@ -121,9 +130,9 @@ def _resized(example: Example, height: int, width: int) -> Example:
 
 
 def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Sizes for further trials: on both sides of the numbers that the
-    code compares heights and widths with, or areas, to choose its path; of the other parity if it asks for remainders;
-    oblong and larger ones if it looks at sizes in another way."""
+    """Sizes for further trials: on both sides of the numbers that the code compares heights, widths or areas with, to
+    choose its path; of the other parity if it asks for remainders or whether two sizes are equal; oblong and larger
+    ones if it looks at sizes in another way."""
     guards = [n for n in traced.graph.nodes if n.name in traced.guards]
     guards = [n for n in guards if _is_of_space(n, traced) or any(_is_of_space(u, traced) for u in n.all_input_nodes)]
     largest = max(_LARGEST, 2 * max(size))
@@ -133,7 +142,9 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
         numbers = [n for n in node.args if isinstance(n, int | float)] if node.target in _COMPARISONS else []
         near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= largest}
         divides = any(used.target is operator.mod for used in (node, *node.all_input_nodes))
-        sides, remainder, other = sides | near, remainder or divides, other or not (near or divides)
+        # Two sizes that are equal after halving and doubling are not if they are odd.
+        matched = node.target in (operator.eq, operator.ne) and not numbers
+        sides, remainder, other = sides | near, remainder or divides or matched, other or not (near or divides)
     found = [
         (a, b) for s in sorted(sides)[-2:] for a, b in ((s // 16 * 8,) * 2, (s // 8 * 8 + 8, s // 8 * 8 + 16)) if a
     ]
@@ -141,30 +152,26 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
     return found + larger + ([(size[0] + 1, size[1] + 3)] if remainder else [])
 
 
-def _images_compared(traced: Traced) -> list[int]:
-    """More images than the largest number that the code compares their number with."""
-    numbers = set()
+def _more_images(traced: Traced, example: Example) -> list[Example]:
+    """The example with more images than the largest number that the code compares their number with."""
+    numbers = {0}
     for node in traced.graph.nodes:
         if node.name in traced.guards and node.target in _COMPARISONS:
             asked = [used for used in node.all_input_nodes if used.target in (operator.getitem, "size")]
             if any(used.args[1:] == (0,) and not _is_of_space(used, traced) for used in asked):
                 numbers |= {n for n in node.args if isinstance(n, int) and 0 < n <= _MOST_IMAGES}
-    return [max(numbers) + 1] if numbers else []
-
-
-def _repeated(example: Example, images: int) -> Example:
-    """The example with so many images."""
 
     def repeat(value: Any) -> Any:
         fits = isinstance(value, Tensor) and value.dim() > 1
-        return value[torch.arange(images, device=value.device) % value.size(0)] if fits else value
+        return value[torch.arange(max(numbers) + 1, device=value.device) % value.size(0)] if fits else value
 
-    return tree_map(repeat, example)
+    return [tree_map(repeat, example)] if max(numbers) else []
 
 
 def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
     """Whether a number is computed from sizes of images, and not of batches or channels only."""
-    if node.target == "numel":
+    whole = (node.target is getattr and node.args[1] == "shape") or (node.target == "size" and len(node.args) == 1)
+    if node.target == "numel" or (whole and len(traced.shapes.get(node.all_input_nodes[0].name, ())) > 2):
         return True
     if node.target in (operator.getitem, "size") and len(node.args) > 1 and isinstance(node.args[1], int | slice):
         source = node.all_input_nodes[0]
@@ -180,41 +187,47 @@ def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
 
 
 def may_write_weights(model: nn.Module) -> bool:
-    """Whether code of the model may write to weights of its layers, as a moving average of weights does."""
-    names = {name for code in _own_code(model) if "init" not in code.co_name for name in code.co_names}
-    return any(name in _WRITERS or (name.endswith("_") and not name.endswith("__")) for name in names)
+    """Whether code of the model may write to weights of its layers, as a moving average of weights does.
 
-
-def _own_code(model: nn.Module) -> list[CodeType]:
-    """The code that the modules of a model may run, besides PyTorch's own: their methods, functions inside them, and
-    functions of their Python modules that they name."""
-    waiting = []
-    for kind in {type(module) for _, module in named_modules(model)}:
-        waiting += [(method.__code__, method.__globals__) for method in _own_methods(kind)]
-    codes: dict[CodeType, None] = {}
+    That is the code of its modules besides PyTorch's own: their methods, functions inside them, functions of their
+    Python modules that they name, and what can be called among their attributes and hooks.
+    """
+    modules = [module for _, module in named_modules(model)]
+    functions = [method for kind in {type(module) for module in modules} for method in methods_of(kind)]
+    for module in modules:
+        for value in (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            functions += _functions_in(value)
+    waiting = [(function.__code__, function.__globals__) for function in functions]
+    codes: set[CodeType] = set()
     while waiting:
         code, names = waiting.pop()
         if code in codes:
             continue
-        codes[code] = None
+        codes.add(code)
+        writes = (name in _WRITERS or (name.endswith("_") and not name.endswith("__")) for name in code.co_names)
+        if "init" not in code.co_name and any(writes):
+            return True
         waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
         named = [names.get(name) for name in code.co_names]
         helpers = [vars(m).get(name) for m in named if isinstance(m, ModuleType) for name in code.co_names]
         for called in (*named, *helpers):
-            if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
-                waiting.append((called.__code__, called.__globals__))
-    return list(codes)
+            waiting += [(function.__code__, function.__globals__) for function in _functions_in(called)]
+    return False
 
 
-def _own_methods(kind: type) -> Iterator[FunctionType]:
-    """All methods that a class and its bases define outside of torch.nn."""
-    for base in kind.__mro__:
-        if not base.__module__.startswith(("torch.nn.", "builtins")):
-            for value in vars(base).values():
-                function = getattr(value, "__func__", getattr(value, "fget", value))
-                function = getattr(function, "__wrapped__", function)
-                if isinstance(function, FunctionType):
-                    yield function
+def _functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
+    """The functions, besides those of PyTorch and of this package, that run if a value is called: also those of
+    partials, methods, decorated functions and objects."""
+    if isinstance(value, partial):
+        value = value.func
+    value = getattr(value, "__func__", value)
+    if not isinstance(value, FunctionType) and not isinstance(value, type | nn.Module):
+        value = getattr(type(value), "__call__", None)  # noqa: B004  (the function itself)
+    if isinstance(value, FunctionType) and depth < 4 and not (value.__module__ or "").startswith(("torch.", "prunus.")):
+        yield value
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                yield from _functions_in(cell.cell_contents, depth + 1)
 
 
 # -- check a recorded graph: run node by node, it must compute what the model computes
@@ -266,8 +279,11 @@ def constants_varied(model: nn.Module) -> Iterator[None]:
 
     They are within 30% of the constant, or between 0.1 and 0.3 if that is small. The tensors are restored afterwards.
     """
-    statistics = [b for name, b in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")]
-    found = [(tensor, _constant(tensor.detach())) for tensor in (*model.parameters(), *statistics)]
+    tensors: dict[int, Tensor] = {}
+    for _, module in named_modules(model):
+        statistics = [b for name, b in module._buffers.items() if name in ("running_mean", "running_var")]
+        tensors |= {id(t): t for t in (*module._parameters.values(), *statistics) if t is not None}
+    found = [(tensor, _constant(tensor.detach())) for tensor in tensors.values()]
     constant = [tensor for tensor, number in found if number is not None]
     saved = [tensor.data for tensor in constant]
     counts = torch.tensor([tensor.numel() for tensor in constant], dtype=torch.long)

@@ -43,8 +43,8 @@ def draw_boxes(
     for name, model in models.items():
         with evaluating(model), generators_kept(), torch.no_grad():
             predictions = task.outputs(call(model, move(images, device_of(model))))
-        sure = [found.above(CONFIDENT).cpu() for found in predictions.images]
-        rows[name] = [(found.boxes, found.labels, found.scores) for found in sure]
+        detections = [each.above(CONFIDENT).cpu() for each in predictions.images]
+        rows[name] = [(each.boxes, each.labels, each.scores) for each in detections]
     pixels = as_pixels(images)
     cells = [
         [_drawn(picture, *boxes, names) for picture, boxes in zip(pixels, row, strict=True)] for row in rows.values()

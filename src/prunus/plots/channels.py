@@ -28,6 +28,7 @@ from prunus.plots.style import PAGE, figure, metric_name, show_image, show_map, 
 from prunus.scoring.evidence import scales
 from prunus.util.batches import Batches
 from prunus.util.options import replaced
+from prunus.util.typed_json import to_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,17 +57,8 @@ class ChannelsFigure:
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "unit": self.unit,
-            "by": self.by,
-            "labels": list(self.labels),
-            "weak": self.weak,
-            "strong": self.strong,
-            "strongest": {metric: list(channels) for metric, channels in self.strongest.items()},
-            "scores": {metric: list(values) for metric, values in self.scores.items()},
-            "silent": list(self.silent),
-            "notes": list(self.notes),
-        }
+        names = ("unit", "by", "labels", "weak", "strong", "strongest", "scores", "silent", "notes")
+        return {name: to_data(getattr(self, name)) for name in names}
 
 
 def channels_shown(

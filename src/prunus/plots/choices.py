@@ -23,7 +23,7 @@ from prunus.scoring.scores import Scores
 from prunus.scoring.taps import Slot, channels_first, gather
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
-from prunus.util.batches import Batches, call, device_of, move, unpack
+from prunus.util.batches import Batches, call, device_of, move
 from prunus.util.registry import nearest, unknown
 from prunus.util.state import evaluating, generators_kept
 
@@ -46,15 +46,15 @@ def images_of(loader: Batches, classes: Sequence[int], each: int) -> tuple[Tenso
     """
     of_class: dict[int, list[Tensor]] = {label: [] for label in classes}
     for index, batch in enumerate(loader):
-        images, labels = unpack(batch, index)
+        images, labels = unpack_for(task_of(None), batch, index)
         if not isinstance(images, Tensor) or images.ndim != 4:
             raise DataError(f"pictures need batches of images [N, C, H, W]; batch {index} has none")
         for image, label in zip(images, labels.tolist(), strict=True):
             if label in of_class and len(of_class[label]) < each:
                 of_class[label].append(image)
-        if all(len(mine) >= each for mine in of_class.values()):
+        if all(len(some) >= each for some in of_class.values()):
             break
-    none = [label for label, mine in of_class.items() if not mine]
+    none = [label for label, some in of_class.items() if not some]
     if none:
         raise DataError(f"there is no image of class {none[0]} to show; use more images, or another part of the data")
     counts = torch.tensor([len(of_class[label]) for label in classes])

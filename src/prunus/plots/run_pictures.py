@@ -7,7 +7,6 @@ strongest ones as bytes, and a description as JSON in its header. Nothing else i
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from prunus.errors import FileError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.plots.choices import as_pixels, feature_maps, shrunk
+from prunus.plots.style import data_uri
 from prunus.scoring.scores import Scores
 from prunus.util.typed_json import from_data, to_data
 
@@ -96,8 +96,8 @@ def take_pictures(
         low, high = float(small.min()), float(small.max())
         levels = ((small - low) / max(high - low, 1e-12) * 255).round().to(torch.uint8)
         units.append(UnitPictures(name, low, high, shown, np.ascontiguousarray(levels.transpose(0, 1).numpy())))
-    words = tuple(str(label) if names is None else names[label] for label in labels)
-    return RunPictures(words, tuple(units), as_pixels(shrunk(images, IMAGE_SIDE)))
+    classes = tuple(str(label) if names is None else names[label] for label in labels)
+    return RunPictures(classes, tuple(units), as_pixels(shrunk(images, IMAGE_SIDE)))
 
 
 def to_bytes(pictures: RunPictures) -> bytes:
@@ -157,4 +157,4 @@ def _strip(cells: Sequence[Bytes]) -> str:
     row = np.concatenate([part for cell in large for part in (cell, gap)][:-1], 1)
     file = io.BytesIO()
     Image.fromarray(row, "RGBA").save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_uri(file.getvalue())

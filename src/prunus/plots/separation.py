@@ -72,22 +72,22 @@ def principal_axes(x: Array, count: int = 2) -> Directions:
     return Directions.of(fitted.mean_, fitted.components_[real].T, count)
 
 
-def discriminant_axes(x: Array, labels: Labels, count: int = 2) -> Directions:
-    """Fisher's directions: class means are farthest apart along them, relative to the spread within classes.
+def discriminant_axes(x: Array, labels: Labels) -> Directions:
+    """Fisher's first two directions: class means are farthest apart along them, relative to the spread within classes.
 
     They maximise w^T S_B w / w^T S_W w, with w^T S_W w = 1. Maps with many pixels are first reduced to (N - K) / 4
     principal components (N images of K classes), because N points in more than N dimensions can always be separated.
     """
     classes, of_class = np.unique(labels, return_inverse=True)
-    reduced = principal_axes(x, min(max(count, (len(x) - len(classes)) // 4), *x.shape))
+    reduced = principal_axes(x, min(max(2, (len(x) - len(classes)) // 4), *x.shape))
     real = np.abs(reduced.directions).max(0) > 0
     z = reduced(x)[:, real]  # [N, r]
     means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
     if not np.any(z - means[of_class]):  # no spread within classes to compare with
-        return Directions(reduced.centre, np.zeros((x.shape[1], count)))
+        return Directions(reduced.centre, np.zeros((x.shape[1], 2)))
     fitted = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
-    wanted = fitted.scalings_[:, : min(count, len(classes) - 1)]
-    return Directions.of(reduced.centre, reduced.directions[:, real] @ wanted, count)
+    wanted = fitted.scalings_[:, : min(2, len(classes) - 1)]
+    return Directions.of(reduced.centre, reduced.directions[:, real] @ wanted, 2)
 
 
 def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels: Labels) -> float:
@@ -251,8 +251,8 @@ def draw_separation(shown: Separation, names: Sequence[str] | None = None) -> Fi
                 projection = seen.projections[kind]
                 for part in range(PASSES):
                     for number, of_class in enumerate(shown.classes):
-                        mine = projection.points[shown.labels == of_class][part::PASSES]
-                        cloud.scatter(*mine.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
+                        points = projection.points[shown.labels == of_class][part::PASSES]
+                        cloud.scatter(*points.T, s=8, linewidths=0, alpha=0.8, **_marker(number))
                 cloud.set_title(f"{kind}: {100 * projection.own_class:.0f}% nearest to own class", fontsize=8)
                 cloud.set(xticks=[], yticks=[])
                 cloud.grid(False)

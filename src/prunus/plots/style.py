@@ -8,6 +8,7 @@ name = save(fig, folder, "accuracy")            # accuracy.svg and accuracy.png
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 COLUMN, PAGE = 3.5, 7.0  # width in inches: one column of a paper, and both
 DPI = 200
-INK, RULE, PALE = "#222222", "#d9d9d9", "#d4d4d4"
+INK, RULE = "#222222", "#d9d9d9"
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is too faint for lines.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
@@ -123,6 +124,11 @@ def save(fig: Figure, folder: str | Path, name: str) -> str:
         fig.savefig(spare, format="png", dpi=DPI, facecolor="white")
     write_atomically(Path(folder) / f"{name}.svg", as_svg(fig, name).encode())
     return f"{name}.svg"
+
+
+def data_uri(content: bytes, kind: str = "png") -> str:
+    """The content of a picture as an address, for a page that loads nothing from elsewhere."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 # -- tooltips: the numbers of points and bars

@@ -11,6 +11,7 @@ from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.repairing.lockstep import NetworkPair, lockstep
 from prunus.repairing.repair import Repair
+from prunus.scoring.moments import Triple, combine
 from prunus.scoring.passes import Images
 from prunus.scoring.reader_inputs import LayerInputs
 from prunus.scoring.rows import exact, rows_of_weight
@@ -35,17 +36,20 @@ def run(
     """
     with lockstep(graph, plan, images, memory) as networks:
         pair = networks.pair
-        stops = [node for node in pair.nodes if pair.changed(node) and _has_statistics(pair, node)]
+        stops = [node for node in pair.nodes if node in pair.changed and _has_statistics(pair, node)]
         networks.start(pair.nodes, stops)
         for number, node in enumerate(stops, 1):
-            before, after = _Moments(), _Moments()
+            zero = torch.zeros((), dtype=torch.float64)
+            sides: list[Triple] = [(zero, zero, zero)] * 2  # of the original network, of the pruned one
             for chunk in networks.chunks_at(node):
-                before.add(chunk.entering(node, 0))
-                after.add(chunk.entering(node, 1))
+                for side in (0, 1):
+                    x = exact(chunk.entering(node, side)).transpose(0, 1).flatten(1)  # [C, N x positions]
+                    count, mean = x.new_tensor(x.shape[1]), x.mean(1)
+                    sides[side] = combine(sides[side], (count, mean, (x - mean[:, None]).square().sum(1)))
             norm, kept = pair.layer(node), pair.kept_channels(str(node.target))
-            variance = before.variance()[kept]
-            ratio = torch.where(variance > 0, after.variance() / variance, 1.0)
-            norm.running_mean.add_((after.mean - before.mean[kept]).to(norm.running_mean))
+            (count, mean, m2), (_, new_mean, new_m2) = sides
+            ratio = torch.where(m2[kept] > 0, (new_m2 / count) / (m2[kept] / count), 1.0)
+            norm.running_mean.add_((new_mean - mean[kept]).to(norm.running_mean))
             norm.running_var.mul_(ratio.to(norm.running_var))
             if progress is not None:
                 progress(number, len(stops))
@@ -61,9 +65,10 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     cut = torch.zeros_like(weight).scatter_(2, index, weight.gather(2, index))
     every = torch.arange(weight.shape[2], device=weight.device).expand(len(weight), -1)
     zeros = torch.zeros_like(weight[:, :, 0])
-    before, after = (seen.whole.narrowed(every, w, zeros) for w in (weight, cut))
-    shift = (after.mean() - before.mean()).reshape(-1)
-    ratio = torch.where(before.variance() > 0, after.variance() / before.variance(), 1.0).reshape(-1)
+    moments = (seen.whole.narrowed(every, w, zeros).output_moments() for w in (weight, cut))
+    (mean, variance), (new_mean, new_variance) = moments
+    shift = (new_mean - mean).reshape(-1)
+    ratio = torch.where(variance > 0, new_variance / variance, 1.0).reshape(-1)
     return [
         (norm.running_mean, norm.running_mean + shift.to(norm.running_mean)),
         (norm.running_var, norm.running_var * ratio.to(norm.running_var)),
@@ -82,24 +87,3 @@ def _has_statistics(pair: NetworkPair, node: fx.Node) -> bool:
     norm = pair.layer(node)
     known = pair.kept_channels(str(node.target)) is not None
     return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None and known
-
-
-class _Moments:
-    """Mean and variance of each channel [C] over all images and positions, in float64, merged chunk by chunk."""
-
-    def __init__(self) -> None:
-        self._count, self.mean, self._squares = 0, torch.zeros(()), torch.zeros(())
-
-    def add(self, values: Tensor) -> None:
-        """Add values [N, C, ...]."""
-        x = exact(values).transpose(0, 1).flatten(1)  # [C, N x positions]
-        n, here = x.shape[1], x.mean(1)
-        gap = here - self.mean
-        count = self._count + n
-        self._squares = self._squares + ((x - here[:, None]) ** 2).sum(1) + gap**2 * self._count * n / count
-        self.mean = self.mean + gap * n / count
-        self._count = count
-
-    def variance(self) -> Tensor:
-        """Variance of each channel."""
-        return self._squares / self._count

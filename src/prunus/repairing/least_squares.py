@@ -8,6 +8,7 @@ place for it, is not penalised. All in float64, each group of a grouped convolut
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,23 +23,15 @@ CAREFUL = (1e-1, 1.0, 10.0)  # where there are too few rows
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """New weights and their constant."""
+    """Weights of a layer and their constant: new ones, or those before a fit."""
 
     weight: Tensor  # [groups, o, n]
     constant: Tensor  # [groups, o]
-    ridge: float
+    free: bool  # whether the layer has a place for a new constant: a bias, or a batch norm after it
+    ridge: float = math.inf
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """The layer before the fit, and whether it has a place for a constant (a bias or a batch norm after it)."""
-
-    weight: Tensor  # [groups, o, n]
-    bias: Tensor  # [groups, o]
-    constant: bool
-
-
-def choose(fitted: RegressionSums, held_out: RegressionSums, start: Start, ridges: Sequence[float]) -> Fit | None:
+def choose(fitted: RegressionSums, held_out: RegressionSums, start: Fit, ridges: Sequence[float]) -> Fit | None:
     """The fit on all rows, with the ridge that has the smallest error on the held-out rows; None if all are singular.
 
     Errors are relative to each output's variance, as a batch norm after the layer would scale them.
@@ -50,7 +43,7 @@ def choose(fitted: RegressionSums, held_out: RegressionSums, start: Start, ridge
     return fits[0] if fits else None
 
 
-def solve(sums: RegressionSums, start: Start, ridges: Sequence[float]) -> list[Fit]:
+def solve(sums: RegressionSums, start: Fit, ridges: Sequence[float]) -> list[Fit]:
     """The minimum for each ridge, without those for which the equations are singular.
 
     From fewer rows than unknowns it is computed by the identity (X'X + r)^-1 X' = X' (XX' + r)^-1.
@@ -58,20 +51,20 @@ def solve(sums: RegressionSums, start: Start, ridges: Sequence[float]) -> list[F
     if isinstance(sums, GramSums):
         total = sums.sums
         mean_x, mean_y = total.x / sums.rows, total.y / sums.rows
-        if start.constant:
+        if start.free:
             matrix = total.xx - sums.rows * mean_x.unsqueeze(2) * mean_x.unsqueeze(1)
             cross = total.xy - sums.rows * mean_x.unsqueeze(2) * mean_y.unsqueeze(1)
         else:
-            matrix, cross = total.xx, total.xy - total.x.unsqueeze(2) * start.bias.unsqueeze(1)
+            matrix, cross = total.xx, total.xy - total.x.unsqueeze(2) * start.constant.unsqueeze(1)
         scale = matrix.diagonal(dim1=1, dim2=2).mean(1)  # [groups]
         right = cross - matrix @ start.weight.mT  # [groups, n, o]
     else:
         x, y = sums.x, sums.y  # [groups, rows, n], [groups, rows, o]
         mean_x, mean_y = x.mean(1), y.mean(1)
-        if start.constant:
+        if start.free:
             x, y = x - mean_x.unsqueeze(1), y - mean_y.unsqueeze(1)
         else:
-            y = y - start.bias.unsqueeze(1)
+            y = y - start.constant.unsqueeze(1)
         matrix = x @ x.mT  # [groups, rows, rows]
         scale = matrix.diagonal(dim1=1, dim2=2).sum(1) / x.shape[2]
         right = y - x @ start.weight.mT  # [groups, rows, o]
@@ -84,14 +77,15 @@ def solve(sums: RegressionSums, start: Start, ridges: Sequence[float]) -> list[F
             continue
         change = torch.cholesky_solve(right, factor)
         weight = start.weight + (change if isinstance(sums, GramSums) else x.mT @ change).mT
-        constant = mean_y - (weight @ mean_x.unsqueeze(2)).squeeze(2) if start.constant else start.bias
-        fits.append(Fit(weight, constant, ridge))
+        constant = mean_y - (weight @ mean_x.unsqueeze(2)).squeeze(2) if start.free else start.constant
+        fits.append(Fit(weight, constant, start.free, ridge))
     return fits
 
 
 def relative_error(sums: RegressionSums, fit: Fit) -> float:
     """The error relative to each output's variance, as a mean over all outputs."""
-    return float((error(sums, fit) / sums.variance().clamp(min=1e-12)).mean())
+    _, variance = sums.output_moments()
+    return float((error(sums, fit) / variance.clamp(min=1e-12)).mean())
 
 
 def error(sums: RegressionSums, fit: Fit) -> Tensor:

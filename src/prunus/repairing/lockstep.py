@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
-from prunus.graph.absent import is_idempotent
+from prunus.graph.branches import is_idempotent
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.cost import Liveness
-from prunus.graph.layer_surgery import depthwise_filters
 from prunus.graph.plan import Plan
 from prunus.graph.runner import GraphRunner, Values, last_uses
 from prunus.graph.selection import selection_of
+from prunus.graph.surgery import depthwise_filters
 from prunus.graph.traced import MIXING, Traced, is_depthwise
 from prunus.graph.units import Indices, Mask
 from prunus.repairing.value_store import Stops, ValueStore, bytes_of, checkpoints, free_disk
@@ -38,10 +38,10 @@ from prunus.util.options import parse_memory
 from prunus.util.processes import total_memory, used_memory
 from prunus.util.state import evaluating, generators_kept
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 2**26  # bytes of values that are computed at a time on a CPU: more of them are slower, not faster
-IMAGES = 0.125  # share of the memory for the images themselves
+IMAGES_SHARE = 0.125  # share of the memory for the images themselves
 USED = 0.9  # share of the memory that is planned with: freed memory comes back in pieces
 GOLDEN = 0.618033988749895  # its multiples, modulo 1, are spread evenly
 Both = tuple[Values, Values]  # of the original network, of the pruned one
@@ -59,10 +59,10 @@ class NetworkPair:
         # By name: the network may have been recorded again.
         self._gone = {node.name for node in live.removed.nodes}
         self._left = {node.name: other.name for node, other in live.removed.sums.items()}
-        self._changed: set[fx.Node] = set()
+        self.changed: set[fx.Node] = set()  # calls that compute something else in the pruned network
         for node in self.nodes:
-            if self.lost_inputs(node) or any(used in self._changed for used in node.all_input_nodes):
-                self._changed.add(node)
+            if self.lost_inputs(node) or any(used in self.changed for used in node.all_input_nodes):
+                self.changed.add(node)
 
     def layer(self, node: fx.Node) -> Any:
         """The module that a call_module node calls in the pruned network."""
@@ -71,10 +71,6 @@ class NetworkPair:
     def called_once(self, node: fx.Node) -> bool:
         """Whether the node calls a module that no other node calls."""
         return node.op == "call_module" and self.traced.calls[str(node.target)] == 1
-
-    def changed(self, node: fx.Node) -> bool:
-        """Whether the node computes something else in the pruned network."""
-        return node in self._changed
 
     def removed(self, node: fx.Node) -> bool:
         """Whether the call is part of a branch that is gone."""
@@ -172,7 +168,7 @@ class Lockstep:
         self._constant = {t.untyped_storage().data_ptr() for m in self.pair.models for t in m.state_dict().values()}
         at_once = self._images_at_once(graph)
         given = isinstance(images, Tensor)  # the caller holds them anyway
-        self._images = ValueStore(self._memory if given else int(IMAGES * self._memory))
+        self._images = ValueStore(self._memory if given else int(IMAGES_SHARE * self._memory))
         self.num_images, ranges = 0, []
         for part in itertools.chain([first], parts):
             for start in range(0, count_of(part), at_once):
@@ -220,7 +216,7 @@ class Lockstep:
             return
         halved = replace(known, sizes=[size / 2 for size in known.sizes])
         self._kept = checkpoints(halved, self._capacity, free_disk())
-        log.info(
+        logger.info(
             "values of %d images take up to %.1f GiB: they are kept at %d of %d layers, and computed again elsewhere",
             *(self.num_images, most / 2**30, sum(self._kept), len(stops)),
         )

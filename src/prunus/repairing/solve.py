@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.errors import RunError
-from prunus.graph.absent import is_addition
+from prunus.graph.branches import is_addition
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.graph.selection import selection_of
 from prunus.graph.traced import Traced, only_user
-from prunus.repairing.least_squares import CAREFUL, RIDGES, Fit, Start, choose, relative_error
+from prunus.repairing.least_squares import CAREFUL, RIDGES, Fit, choose, relative_error
 from prunus.repairing.lockstep import Chunk, Lockstep, NetworkPair, lockstep
 from prunus.repairing.repair import Repair
-from prunus.scoring.gram_sums import GramSums, KeptRows, Parts, add_apart, held_apart, together
+from prunus.scoring.gram_sums import SplitRows, held_apart
 from prunus.scoring.passes import Images
 from prunus.scoring.reader_inputs import FEW_IMAGES, POSITIONS, LayerInputs
 from prunus.scoring.rows import (
@@ -51,11 +51,11 @@ from prunus.scoring.rows import (
 from prunus.util.options import check, option
 from prunus.util.progress import Progress, warn_once
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ROWS_PER_WEIGHT = 2  # with fewer rows for each weight of a filter, a small ridge fits noise
-ENOUGH = 256  # rows for each weight of a filter: more change hardly anything
-LEAST = 500  # images for a layer with few weights: rows of one image are alike
+MOST_ROWS_PER_WEIGHT = 256  # rows for each weight of a filter: more change hardly anything
+FEWEST_IMAGES = 500  # images for a layer with few weights: rows of one image are alike
 FLAT = 1e-6  # a norm with a smaller scale hides the layer's output, so the layer cannot correct the stream
 OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
 Few = tuple[str, int, int]  # a layer with too few rows, the weights of each of its filters, and its rows
@@ -127,9 +127,9 @@ def run(
 def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
     """New weights for a reader that keeps `columns`, as `run(layers="cut")` would give them."""
     whole = _start(seen.layer, norm)
-    weight, bias = whole.weight, whole.bias
+    weight = whole.weight
     fitted, held_out = (
-        part.narrowed(columns, weight, bias) if part.rows else part for part in (seen.fitted, seen.held)
+        part.narrowed(columns, weight, whole.constant) if part.rows else part for part in (seen.fitted, seen.held)
     )
     index = columns[:, None].expand(-1, weight.shape[1], -1)
     ridges = CAREFUL if too_few_rows(columns.shape[1], seen.rows) else RIDGES
@@ -164,7 +164,7 @@ def warn_of_few_images(num_images: int, few: Sequence[Few], consequence: str) ->
     worst = max(few, key=needed)
     each = worst[2] // num_images
     warn_once(
-        log,
+        logger,
         FEW_IMAGES,
         "%d images are too few for %d of the layers: %s has %d weights per filter, an image gives it %d %s, and it "
         "needs at least %d images. %s",
@@ -183,18 +183,18 @@ def norm_after(traced: Traced, model: nn.Module, node: fx.Node) -> Any:
 def _is_solvable(pair: NetworkPair, node: fx.Node, layers: str) -> bool:
     if not node.args or not pair.called_once(node):
         return False
-    wanted = pair.changed(node) if layers == "changed" else pair.lost_inputs(node)
+    wanted = node in pair.changed if layers == "changed" else pair.lost_inputs(node)
     if layers == "changed" and not wanted and not pair.removed(node):
         found = _sum_after(pair, node)  # it makes up for a branch that is gone
         wanted = found is not None and (pair.removed(found[2]) or pair.gap_after(found[1]) is not None)
     return wanted and pair.kept_outputs(str(node.target)) is not None and isinstance(pair.layer(node), PLAIN)
 
 
-def _start(layer: Any, norm: Any) -> Start:
+def _start(layer: Any, norm: Any) -> Fit:
     """The layer before a fit; `norm` is the batch norm after it, if there is one."""
     weight = rows_of_weight(layer)
     bias = torch.zeros_like(weight[:, :, 0]) if layer.bias is None else exact(layer.bias).reshape(weight.shape[:2])
-    return Start(weight, bias, layer.bias is not None or norm is not None)
+    return Fit(weight, bias, free=layer.bias is not None or norm is not None)
 
 
 def _changes(layer: Any, norm: Any, weight: Tensor, constant: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -231,47 +231,44 @@ class _Solver:
         """Images that give a layer enough rows: it gains hardly anything from more."""
         layer, y = self._pair.layer(node), torch.empty(self._pair.traced.shapes[node.name], device="meta")
         n, grid = rows_of_weight(layer).shape[2], grid_of(layer, y)
-        return max(LEAST, math.ceil(ENOUGH * n / min(self._settings.positions, grid)))
+        return max(FEWEST_IMAGES, math.ceil(MOST_ROWS_PER_WEIGHT * n / min(self._settings.positions, grid)))
 
     def solve(self, node: fx.Node) -> None:
         name, layer = str(node.target), self._pair.layer(node)
         norm = norm_after(self._pair.traced, self._pair.models[1], node) if layer.bias is None else None
         start = _start(layer, norm)
-        parts = self._rows(node, start)
-        if parts is None:
+        rows = self._rows(node)
+        if rows is None:
             kind = type(layer).__name__
-            log.warning("%s (%s) is not a linear map of its input; it is pruned but not solved", name, kind)
+            logger.warning("%s (%s) is not a linear map of its input; it is pruned but not solved", name, kind)
             return
-        weights, rows = start.weight.shape[2], parts[0].rows + parts[1].rows
-        few, ridge = too_few_rows(weights, rows), self._settings.ridge
+        weights, ridge = start.weight.shape[2], self._settings.ridge
+        few = too_few_rows(weights, rows.rows)
         if few:
-            self.few.append((name, weights, rows))
-        fit = choose(*parts, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
+            self.few.append((name, weights, rows.rows))
+        fit = choose(rows.fitted, rows.held, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
         if fit is None or not bool(torch.isfinite(fit.weight).all()):
-            log.warning("%s: the equations have no solution; it is pruned but not solved", name)
+            logger.warning("%s: the equations have no solution; it is pruned but not solved", name)
             return
         if self._on_layer is not None:
-            whole, unchanged = together(*parts), Fit(start.weight, start.bias, math.inf)
-            self._on_layer(name, relative_error(whole, unchanged), relative_error(whole, fit))
+            self._on_layer(name, relative_error(rows.whole, start), relative_error(rows.whole, fit))
         for tensor, value in _changes(layer, norm, fit.weight, fit.constant):
             tensor.copy_(value)
-        log.debug("%s: ridge %g", name, fit.ridge)
+        logger.debug("%s: ridge %g", name, fit.ridge)
 
-    def _rows(self, node: fx.Node, start: Start) -> Parts | None:
-        """The rows of all images, those to fit on and those of held-out images; None if the layer is not linear."""
+    def _rows(self, node: fx.Node) -> SplitRows | None:
+        """The rows of all images; None if the layer is not linear."""
         seed, positions = self._settings.seed, self._settings.positions
         layer, kept = self._pair.layer(node), self._pair.kept_outputs(str(node.target))
         shortcut = self._shortcuts.get(node)
-        parts: Parts | None = None
+        rows: SplitRows | None = None
         for chunk in self._networks.chunks_at(node):
             gap = None if shortcut is None else shortcut.gap
             x, y = chunk.entering(node, 1), chunk.value(gap or node, 0)  # [N, I, ...], [N, O, ...]
             grid = grid_of(layer, y)
             if chunk.first == 0 and acts_plainly(layer, x):
-                few = self._networks.num_images * min(positions, grid) < start.weight.shape[2]
-                kind = KeptRows if few else GramSums
-                parts = kind(), kind()
-            if parts is None:
+                rows = SplitRows()
+            if rows is None:
                 continue  # but let all chunks run
             numbers = range(chunk.first, chunk.first + chunk.size)
             images, fitted = held_apart(numbers)
@@ -282,9 +279,9 @@ class _Solver:
             elif shortcut is not None:
                 missing = shortcut.missing(chunk, layer, where, images)
                 target = target if missing is None else target + missing
-            target = target.reshape(*where.shape, len(start.weight), -1)
-            add_apart(parts, fitted, inputs_at(layer, x, where, images), target)
-        return parts
+            x = inputs_at(layer, x, where, images)  # [N, P, groups, inputs, taps]
+            rows.add(fitted, x, target.reshape(*where.shape, x.shape[2], -1))
+        return rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
@@ -38,12 +37,8 @@ class _View:
     offset: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Memory that tensors share. halved: float32 stored as float16."""
-
-    data: Tensor | tuple[int, int]  # the bytes, or their place and number in the file
-    halved: bool
+# Memory that tensors share, as bytes, or as float16 in the place of float32; or its place in the file, length and type.
+_Block = Tensor | tuple[int, int, torch.dtype]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +48,7 @@ class _Packed:
     leaves: list[Any]
     spec: TreeSpec
     device: torch.device
-    blocks: list[_Block]
+    blocks: Sequence[_Block]
 
 
 class ValueStore:
@@ -86,7 +81,7 @@ class ValueStore:
     def add(self, values: Any) -> None:
         """Keep the values of the next chunk."""
         entry = _pack(values, self._constant, half=True) if self._half else values
-        size = sum(len(b.data) for b in entry.blocks) if isinstance(entry, _Packed) else bytes_of(values)
+        size = bytes_of(entry.blocks if isinstance(entry, _Packed) else values)
         if self.in_memory + size + (0 if self._beside is None else self._beside.in_memory) > self._capacity:
             packed = entry if isinstance(entry, _Packed) else _pack(values, self._constant)
             entry, size = replace(packed, blocks=[self._written(block) for block in packed.blocks]), 0
@@ -115,27 +110,27 @@ class ValueStore:
         if self._file is not None:
             self._file.close()
 
-    def _written(self, block: _Block) -> _Block:
+    def _written(self, block: Any) -> _Block:
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        assert isinstance(block.data, Tensor)
-        place = self._file.seek(0, os.SEEK_END), len(block.data)
-        self._file.write(block.data.cpu().numpy().data)
-        return _Block(place, block.halved)
+        place = self._file.seek(0, os.SEEK_END)
+        self._file.write(block.cpu().numpy().data)
+        return place, len(block), block.dtype
 
     def _unpacked(self, packed: _Packed) -> Any:
         """New copies of the values."""
         blocks = []
         for block in packed.blocks:
-            if isinstance(block.data, Tensor):
-                data = block.data if block.halved else block.data.clone()
+            if isinstance(block, Tensor):
+                data = block.clone() if block.dtype == torch.uint8 else block
             else:
                 assert self._file is not None
-                read = np.empty(block.data[1], dtype=np.uint8)
-                self._file.seek(block.data[0])
-                self._file.readinto(read.data)  # type: ignore[attr-defined]
-                data = torch.from_numpy(read).to(packed.device)
-            blocks.append(data.view(torch.float16).float() if block.halved else data)
+                place, length, dtype = block
+                data = torch.empty(length, dtype=dtype)
+                self._file.seek(place)
+                self._file.readinto(data.numpy().data)  # type: ignore[attr-defined]
+                data = data.to(packed.device)
+            blocks.append(data.float() if data.dtype == torch.float16 else data)
         leaves = list(packed.leaves)
         for place, view in enumerate(leaves):
             if isinstance(view, _View):
@@ -172,17 +167,13 @@ def _pack(values: Any, constant: frozenset[int], half: bool = False) -> _Packed:
         types[number].add(leaf.dtype)
         leaves[place] = _View(number, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
     device = blocks[0].device if blocks else torch.device("cpu")
-    packed = []
-    for data, kinds in zip(blocks, types, strict=True):
-        halved = half and kinds == {torch.float32} and len(data) > 0 and _fits_half(data.view(torch.float32))
-        packed.append(_Block(data.view(torch.float32).half().view(torch.uint8) if halved else data, halved))
-    return _Packed(leaves, spec, device, packed)
-
-
-def _fits_half(numbers: Tensor) -> bool:
-    """Whether numbers are neither too large nor too small for float16, and none is NaN."""
-    least, most = (float(value) for value in numbers.aminmax())
-    return least > -LARGEST and most < LARGEST and not 0 < max(most, -least) < SMALLEST
+    for number, kinds in enumerate(types if half else ()):
+        if kinds == {torch.float32} and len(blocks[number]):
+            data = blocks[number].view(torch.float32)
+            least, most = (float(value) for value in data.aminmax())  # comparisons with NaN are false
+            if least > -LARGEST and most < LARGEST and not 0 < max(most, -least) < SMALLEST:
+                blocks[number] = data.half()
+    return _Packed(leaves, spec, device, blocks)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import math
 import re
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, figure, styled, tooltips
+from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, data_uri, figure, styled, tooltips
 from prunus.report.read import FinishedRun, Round
 from prunus.scoring.scores import Vector
 from prunus.tasks.quality import QualityText
@@ -51,8 +50,7 @@ def inline(svg: str, alt: str, kind: str = "") -> Markup:
     """
     text = re.sub(r"<metadata>.*?</metadata>", "", svg[max(0, svg.find("<svg")) :], flags=re.DOTALL)
     if "<svg" not in text or FOREIGN.search(text):
-        encoded = base64.b64encode(svg.encode()).decode()
-        return Markup('<img src="data:image/svg+xml;base64,{}" alt="{}">').format(encoded, alt)
+        return Markup('<img src="{}" alt="{}">').format(data_uri(svg.encode(), "svg+xml"), alt)
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     wanted = set(re.findall(r"#([\w.-]+)", text))
@@ -145,8 +143,8 @@ def course_chart(
             for w, v, g in zip(("before", "after"), tested, ends, strict=True)
         ]
         _points(axes, ends, tested, texts, GREEN, linestyle="none")
-        for x, y, held in zip(ends, tested, (values[0], values[-1]), strict=True):
-            _number(axes, x, y, quality.scaled(y, 1), y >= held)
+        for x, y, held_out in zip(ends, tested, (values[0], values[-1]), strict=True):
+            _number(axes, x, y, quality.scaled(y, 1), y >= held_out)
     dashed = {"color": INK, "linewidth": 0.9, "linestyle": (0, (5, 3)), "zorder": 1}
     if goal is not None and goal <= 1.05 * max(5.0, *gone):
         tooltips(axes.axvline(goal, **dashed), [f"goal: {goal:.1f}% of the MACs removed"])
@@ -165,24 +163,26 @@ def round_charts(run: FinishedRun) -> list[Chart]:
     """Quality over rounds and epochs, loss and learning rate, as far as the run has them."""
     if not run.rounds:
         return []
-    summary, asked, quality = run.summary, run.settings, run.summary.quality
+    summary, settings, quality = run.summary, run.settings, run.summary.quality
     factor, outcomes = quality.factor, [each.outcome for each in run.rounds]
     values = [factor * summary.before.holdout.quality, *(factor * each.after.quality for each in outcomes)]
     part, was, now = run.reported()
-    goal = asked.target if asked.target is not None else 1 - asked.macs / summary.before.macs if asked.macs else None
+    goal = settings.target
+    if goal is None and settings.macs:
+        goal = 1 - settings.macs / summary.before.macs
     course = course_chart(
         [0.0, *(100 * (1 - each.macs / summary.before.macs) for each in outcomes)],
         values,
         quality,
         tested=(factor * was.quality, factor * now.quality) if part == "test" else (),
         goal=None if goal is None else 100 * goal,
-        floor=None if asked.max_drop is None else values[0] - asked.max_drop,
+        floor=None if settings.max_drop is None else values[0] - settings.max_drop,
     )
     key = (("blue round", "held-out images"), *([("green round", "test images")] if part == "test" else []))
     charts = [Chart(f"{quality.title} after each round", key, course)]
     epochs = [(each.number, epoch) for each in outcomes for epoch in each.retraining]
     if epochs:
-        cut = "after the cut" if asked.repair == "none" else "after cut and repair"
+        cut = "after the cut" if settings.repair == "none" else "after cut and repair"
         key = (("orange round", cut), ("blue round", "after retraining"))
         charts.append(Chart(f"{quality.title} in each epoch of retraining", key, _epochs(run)))
     if len(epochs) >= 2:
@@ -217,8 +217,8 @@ def _epochs(run: FinishedRun) -> Markup:
         _points(axes, x[1:], y[1:], texts[1:], BLUE, linestyle="none", markersize=size)
         _points(axes, x[:1], y[:1], texts[:1], ORANGE, linestyle="none", zorder=4)
     ends = [(quality.scaled(course[0][1], 1), quality.scaled(course[-1][1], 1)) for course in courses]
-    told = "; ".join(f"round {i}: {first} to {last}" for i, (first, last) in enumerate(ends, start=1))
-    return _chart(fig, f"Held-out {quality.name} over the epochs of retraining. {told}.", "epochs")
+    rounds_text = "; ".join(f"round {i}: {first} to {last}" for i, (first, last) in enumerate(ends, start=1))
+    return _chart(fig, f"Held-out {quality.name} over the epochs of retraining. {rounds_text}.", "epochs")
 
 
 Curve = tuple[str, str, Callable[[Epoch], float | None]]  # colour, name, value
@@ -273,7 +273,8 @@ def score_histogram(done: Round, unit: str) -> Histogram:
         cut = float(places[~kept].max() + places[kept].min()) / 2
     edges = bin_edges(float(places.min()), float(places.max()), cut)
     of_bin = np.clip(np.digitize(places, edges) - 1, 0, len(edges) - 2)  # [channels]
-    tallest, numbers = np.bincount(of_bin).max(), done.numbers.get(unit, ())
+    tallest = np.bincount(of_bin).max()
+    numbers = done.numbers.get(unit) or range(len(values))  # in the original network
 
     def score(place: float) -> str:
         return f"{10.0**place if logarithmic else place:.3g}"
@@ -281,9 +282,8 @@ def score_histogram(done: Round, unit: str) -> Histogram:
     bins = []
     for i, (left, right) in enumerate(itertools.pairwise(edges)):
         bars = []
-        for kind, fate, mine in (("kept", "kept", kept), ("cut", "removed", ~kept)):
-            # By their numbers in the original network.
-            channels = [str(numbers[c]) if len(numbers) > c else str(c) for c in np.flatnonzero((of_bin == i) & mine)]
+        for kind, fate, is_part in (("kept", "kept", kept), ("cut", "removed", ~kept)):
+            channels = [str(numbers[c]) for c in np.flatnonzero((of_bin == i) & is_part)]
             if channels:
                 more = f", … {len(channels) - MOST_NAMED} more" if len(channels) > MOST_NAMED else ""
                 named = f"channel{'' if len(channels) == 1 else 's'} {', '.join(channels[:MOST_NAMED])}{more}"

@@ -104,8 +104,8 @@ def _epochs(run: UnfinishedRun) -> Table:
     """The epochs of the round at work."""
     rows = []
     for epoch in run.epochs:
-        held = epoch.holdout
-        last = Cell("–", 0.0) if held is None else Cell(run.quality.shown(held.quality), held.quality)
+        holdout = epoch.holdout
+        last = Cell("–", 0.0) if holdout is None else Cell(run.quality.shown(holdout.quality), holdout.quality)
         cells = [Cell(f"{epoch.number}", epoch.number), Cell(f"{epoch.lr:.4g}", epoch.lr)]
         rows.append([*cells, Cell(f"{epoch.loss:.4f}", epoch.loss), last])
     headings = ("epoch", "learning rate", "training loss", f"held-out {run.quality.name}")

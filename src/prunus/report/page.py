@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from prunus.report.text import points
 from prunus.run.classes import ClassTable
-from prunus.util.text import big_number, count, duration, milliseconds, percent, relative_change
+from prunus.util.text import count, percent
+from prunus.util.typed_json import finite, to_data
 
 REPORT = "report.html"
 # The page may use only what it contains.
@@ -32,8 +33,7 @@ MOST_ROWS, MOST_IN_PICTURE, MOST_PAIRS = 50, 20, 15  # classes in a table, in a 
 def _templates() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"big": big_number, "percent": percent, "duration": duration, "ms": milliseconds}
-    made.globals |= {"policy": POLICY, "count": count, "change": relative_change}
+    made.globals |= {"policy": POLICY, "count": count}
     return made
 
 
@@ -113,27 +113,32 @@ def drawn_bars(rows: Sequence[Bar]) -> list[Bar]:
 # -- figures of classes
 
 
-def value_cell(value: float | None) -> Cell:
-    """The quality of a class."""
-    return Cell("–", -1.0) if value is None else Cell(percent(value), value)
+def class_table(runs: Sequence[tuple[str, ClassTable]]) -> Table:
+    """The quality of each class before and after, the worst after pruning first.
 
+    Args:
+        runs: Letters of runs on the same classes, and their figures. A run without a letter is alone: then there is a
+            column of changes.
+    """
+    first, alone = runs[0][1], not runs[0][0]
+    sides = [(f"{letter} {when}".strip(), getattr(each, when)) for letter, each in runs for when in ("before", "after")]
 
-def class_cells(classes: ClassTable, number: int) -> list[Cell]:
-    """The name and the size of a class."""
-    size = classes.sizes[number]
-    return [Cell(classes.name(number), float(number)), Cell(f"{size:,}", float(size))]
+    def worst(number: int) -> float:
+        return min(value for _, each in runs if (value := each.after.values[number]) is not None)
 
-
-def class_table(classes: ClassTable) -> Table:
-    """The quality of each class before and after, the worst after pruning first."""
     rows = []
-    for number in classes.worst_first()[:MOST_ROWS]:
-        was, now = classes.before.values[number], classes.after.values[number]
-        change = None if was is None or now is None else now - was
-        changed = Cell("–", 0.0) if change is None else Cell(points(change), change)
-        rows.append([*class_cells(classes, number), value_cell(was), value_cell(now), changed])
-    headings = ("class", classes.of, "before", "after", "change")
-    return Table(f"{classes.quality} of each class", headings, rows, sorted=False)
+    for number in sorted(first.worst_first(), key=worst)[:MOST_ROWS]:
+        size, values = first.sizes[number], [side.values[number] for _, side in sides]
+        cells = [Cell(first.name(number), float(number)), Cell(f"{size:,}", float(size))]
+        cells += [Cell("–", -1.0) if value is None else Cell(percent(value), value) for value in values]
+        if alone:
+            was, now = values
+            change = None if was is None or now is None else now - was
+            cells.append(Cell("–", 0.0) if change is None else Cell(points(change), change))
+        rows.append(cells)
+    headings = ["class", first.of, *(title for title, _ in sides), *(["change"] if alone else [])]
+    label = f"{first.quality} of each class{'' if alone else ' in each run'}"
+    return Table(label, headings, rows, sorted=False)
 
 
 def left_out(classes: ClassTable) -> str:
@@ -210,12 +215,4 @@ def setting_text(value: Any, most: int = LISTED) -> str:
 
 def as_json(value: Any) -> str:
     """JSON text, in which numbers that are not finite are null."""
-
-    def finite(each: Any) -> Any:
-        if isinstance(each, Mapping):
-            return {str(key): finite(one) for key, one in each.items()}
-        if isinstance(each, list | tuple):
-            return [finite(one) for one in each]
-        return None if isinstance(each, float) and not math.isfinite(each) else each
-
-    return f"{json.dumps(finite(value), indent=1, default=str)}\n"
+    return f"{json.dumps(finite(to_data(value)), indent=1)}\n"

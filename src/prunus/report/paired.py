@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
-
-from torch import Tensor
 
 from prunus.errors import RunError
 from prunus.report.page import Cell, Table
@@ -50,46 +47,34 @@ def tested(runs: Sequence[tuple[str, FinishedRun]]) -> tuple[Pair, ...]:
     """
     pairs = []
     for letter, run in runs:
-        if run.predictions is not None and not (run.config.get("start") or {}).get("earlier"):
+        if run.predictions is not None and not run.start.get("earlier"):
             pairs.append(_pair(ORIGINAL, run, letter, run, "before"))
-    every = itertools.combinations(runs, 2) if len(runs) <= MOST_RUNS else (((runs[0]), each) for each in runs[1:])
+    every = itertools.combinations(runs, 2) if len(runs) <= MOST_RUNS else ((runs[0], each) for each in runs[1:])
     pairs += [_pair(a, one, b, two) for (a, one), (b, two) in every]
     return tuple(pairs)
 
 
 def _pair(a: str, one: FinishedRun, b: str, two: FinishedRun, side: str = "after") -> Pair:
-    reason = _obstacle(one, two)
+    first, second, task, reason = one.predictions, two.predictions, two.settings.task, ""
+    if first is None or second is None:
+        return Pair(a, b, None, "the quality of single images is not known (an older run, or an evaluation of its own)")
+    facts = [(run.config.get("data") or {}).get(first.part) for run in (one, two)]
+    is_mean = second.of["after"].values.ndim == 1
+    if one.summary.quality != two.summary.quality:
+        reason = "they are measured by different qualities"
+    elif first.part != second.part:
+        reason = "one has test images and the other only held-out images"
+    elif not same_images(*facts):
+        reason = "they were measured on different images"
+    elif not is_mean and task is not None and task not in TASKS:
+        reason = f"the task {task} is user-provided, and its quality is no mean over images"
     if reason:
         return Pair(a, b, None, reason)
-    assert one.predictions is not None and two.predictions is not None
     try:
-        value = _value_of(two)
-        return Pair(a, b, paired_test(one.predictions.of[side], two.predictions.of["after"], value))
+        value = None if is_mean else task_of(task).measured.value
+        return Pair(a, b, paired_test(first.of[side], second.of["after"], value))
     except RunError as error:
         return Pair(a, b, None, str(error))
-
-
-def _obstacle(one: FinishedRun, two: FinishedRun) -> str:
-    """Why two runs cannot be tested in pairs; nothing if they can."""
-    if one.predictions is None or two.predictions is None:
-        return "the quality of single images is not known (an older run, or an evaluation of its own)"
-    if one.summary.quality != two.summary.quality:
-        return "they are judged by different qualities"
-    if one.predictions.part != two.predictions.part:
-        return "one has test images and the other only held-out images"
-    facts = [(run.config.get("data") or {}).get(run.predictions.part) for run in (one, two) if run.predictions]
-    return "" if same_images(*facts) else "they were measured on different images"
-
-
-def _value_of(run: FinishedRun) -> Callable[[Tensor], float] | None:
-    """The function from sums to the quality of a run's task; None for a mean over images."""
-    assert run.predictions is not None
-    if run.predictions.of["after"].values.ndim == 1:
-        return None
-    name = run.settings.task
-    if name is not None and name not in TASKS:
-        raise RunError(f"the task {name} is user-provided, and its quality is no mean over images")
-    return task_of(name).measured.value
 
 
 def pair_table(pairs: Sequence[Pair], names: Mapping[str, str], quality: QualityText) -> Table | None:
@@ -151,18 +136,27 @@ def over_seeds(runs: Iterable[tuple[str, FinishedRun, float, float]]) -> tuple[O
     """
     groups: dict[str, list[tuple[str, float, float]]] = {}
     for letter, run, before, after in runs:
-        groups.setdefault(_but_for_the_seed(run), []).append((letter, before, after))
-    found = []
-    for mine in groups.values():
-        if len(mine) > 1:
-            values, changes = [after for *_, after in mine], [after - before for _, before, after in mine]
-            errors = [stdev(each) / math.sqrt(len(mine)) for each in (values, changes)]
-            found.append(OverSeeds(tuple(x for x, *_ in mine), mean(values), errors[0], mean(changes), errors[1]))
-    return tuple(found)
+        settings = {**run.config.get("settings", {}), "seed": None}
+        command = {name: value for name, value in run.command.items() if name not in (*vars(Settings()), "out", "seed")}
+        network = {name: run.config.get(name) for name in ("original", "weights", "start")}
+        same = repr(sorted({**settings, **command, **network}.items(), key=lambda pair: pair[0]))
+        groups.setdefault(same, []).append((letter, before, after))
+    means = []
+    for group in groups.values():
+        if len(group) > 1:
+            values, changes = [after for *_, after in group], [after - before for _, before, after in group]
+            errors = [stdev(each) / math.sqrt(len(group)) for each in (values, changes)]
+            means.append(OverSeeds(tuple(x for x, *_ in group), mean(values), errors[0], mean(changes), errors[1]))
+    return tuple(means)
 
 
-def _but_for_the_seed(run: FinishedRun) -> str:
-    settings: dict[str, Any] = {**run.config.get("settings", {}), "seed": None}
-    command = {name: value for name, value in run.command.items() if name not in (*vars(Settings()), "out", "seed")}
-    same = {name: run.config.get(name) for name in ("original", "weights", "start")}
-    return repr(sorted({**settings, **command, **same}.items(), key=lambda pair: pair[0]))
+def seed_table(groups: Sequence[OverSeeds], qualities: Mapping[str, QualityText]) -> Table | None:
+    """The means as a table of the page; None if there are none. qualities: those of the runs by letter."""
+    rows = []
+    for place, group in enumerate(groups):
+        text, number = qualities[group.letters[0]], len(group.letters)
+        quality = f"{text.shown(group.quality)} ±{text.number(group.standard_error)}"
+        change = f"{points(group.change, text)} ±{text.number(group.change_error)}"
+        cells = [Cell(", ".join(group.letters), place), Cell(f"{number}", number)]
+        rows.append([*cells, Cell(quality, group.quality), Cell(change, group.change)])
+    return Table("Means over seeds", ["runs", "seeds", "quality", "change"], rows, texts=(0,)) if rows else None

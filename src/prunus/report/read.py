@@ -53,11 +53,27 @@ class Round:
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """A finished run."""
+class RunRecord:
+    """What a finished and an unfinished run have in common."""
 
     folder: Path
     config: Mapping[str, Any]
+
+    @property
+    def command(self) -> Mapping[str, Any]:
+        """Options of the command line; empty if the library was called."""
+        return self.config.get("command") or {}
+
+    @property
+    def start(self) -> Mapping[str, Any]:
+        """The network that the run started from: its name, and `earlier` runs that it goes on from."""
+        return self.config.get("start") or {}
+
+
+@dataclass(frozen=True)
+class FinishedRun(RunRecord):
+    """A finished run."""
+
     settings: Settings
     summary: Summary
     rounds: tuple[Round, ...]
@@ -68,11 +84,6 @@ class FinishedRun:
     classes: ClassTable | None  # None if the task has no classes
     nodes: tuple[Node, ...]  # layers and where they meet
     predictions: Predictions | None = None  # what each image adds to the quality; None if that is not known
-
-    @property
-    def command(self) -> Mapping[str, Any]:
-        """Options of the command line; empty if the library was called."""
-        return self.config.get("command") or {}
 
     @cached_property
     def since_original(self) -> Beginning:
@@ -94,17 +105,14 @@ def read_run(folder: str | Path) -> FinishedRun:
         FileError: Names the file that is missing or damaged.
     """
     path = Path(folder)
-    files = RunFolder(path, writes=False)
     if not path.is_dir():
         raise FileError(f"{path} is not a folder; give the folder of a run, such as runs/prune-resnet8-digits")
-    if not files.has(CONFIG):
-        raise FileError(f"{path} is not the folder of a run: it has no {CONFIG}")
+    files, config = _opened(path)
     if not files.has(SUMMARY):
         raise FileError(
             f"{path / SUMMARY} is missing: the run is not finished. Continue it (prunus prune --resume {path}), "
             "then write the report again."
         )
-    config = _config(path)
     summary = read_record(path / SUMMARY, Summary, FORMAT, VERSION)
     settings = files.parse(CONFIG, lambda record: _settings(record["settings"]))
     return FinishedRun(
@@ -123,11 +131,15 @@ def read_run(folder: str | Path) -> FinishedRun:
     )
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _opened(path: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """The files of a run's folder, and its config.json."""
+    files = RunFolder(path, writes=False)
+    if not files.has(CONFIG):
+        raise FileError(f"{path} is not the folder of a run: it has no {CONFIG}")
     config = read_object(path / CONFIG)
     if not isinstance(config.get("command"), dict | None):
         raise FileError(f"{path / CONFIG}: command should be an object, got {type(config['command']).__name__}")
-    return config
+    return files, config
 
 
 def _settings(data: Mapping[str, Any]) -> Settings:
@@ -185,11 +197,9 @@ class Activity:
 
 
 @dataclass(frozen=True)
-class UnfinishedRun:
+class UnfinishedRun(RunRecord):
     """A run that is at work, or was interrupted."""
 
-    folder: Path
-    config: Mapping[str, Any]
     base: Evaluation | None  # held-out; None until it was measured
     macs: int | None  # of the original network; None until then
     quality: QualityText
@@ -197,32 +207,25 @@ class UnfinishedRun:
     epochs: tuple[Epoch, ...]  # of the round at work
     doing: Activity | None  # its last sign of life; None if there is none
 
-    @property
-    def command(self) -> Mapping[str, Any]:
-        """Options of the command line; empty if the library was called."""
-        return self.config.get("command") or {}
-
 
 def read_unfinished(folder: Path) -> UnfinishedRun:
     """What the folder of a run holds so far. FileError if it holds no run."""
-    files = RunFolder(folder, writes=False)
-    if not folder.is_dir() or not files.has(CONFIG):
-        raise FileError(f"{folder} is not the folder of a run: it has no {CONFIG}")
+    files, config = _opened(folder)
     base = files.record(BASE, Baseline) if files.has(BASE) else None
     done = files.finished_rounds()
     return UnfinishedRun(
         folder=folder,
-        config=_config(folder),
+        config=config,
         base=None if base is None else base.holdout,
         macs=None if base is None else base.macs,
         quality=ACCURACY if base is None else base.quality,
         rounds=tuple(files.record(files.in_round(number, ROUND_FILE), Outcome) for number in range(1, done + 1)),
-        epochs=_epochs(files.round(done + 1) / "checkpoint" / METRICS_FILE),
+        epochs=_journal(files.round(done + 1) / "checkpoint" / METRICS_FILE),
         doing=files.record(PROGRESS, Activity) if files.has(PROGRESS) else None,
     )
 
 
-def _epochs(path: Path) -> tuple[Epoch, ...]:
+def _journal(path: Path) -> tuple[Epoch, ...]:
     """The epochs in a training's journal; none if it is not there (yet, or any more)."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

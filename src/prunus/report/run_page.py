@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import math
 import shlex
@@ -14,8 +13,9 @@ from prunus.deciding.goal import Goal
 from prunus.deciding.sensitivity import Sensitivity
 from prunus.deciding.settings import RANKING, TimeSettings
 from prunus.plots.run_pictures import image_strip, map_strip
+from prunus.plots.style import data_uri
 from prunus.report import text
-from prunus.report.charts import Histogram, round_charts, score_histogram
+from prunus.report.charts import round_charts, score_histogram
 from prunus.report.network import NetworkDrawing, sides
 from prunus.report.page import (
     REPORT,
@@ -64,14 +64,13 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(run: FinishedRun) -> str:
     """The page as HTML."""
     summary, command = run.summary, run.command
-    ranked = [done for done in run.rounds if done.sensitivity is not None and done.sensitivity.tried]
-    scored = [done for done in run.rounds if any(unit in done.scores.values for unit in done.outcome.chosen)]
-
-    def histograms(done: Round) -> list[tuple[str, int, int, Histogram]]:
-        """Unit, channels removed, width, and the histogram of its scores."""
+    ranked = [(done, done.sensitivity) for done in run.rounds if done.sensitivity and done.sensitivity.tried]
+    scores = []  # of each round: unit, channels removed, width, and the histogram of its scores
+    for done in run.rounds:
         chosen = [(unit, lost) for unit, lost in done.outcome.chosen.items() if unit in done.scores.values]
-        return [(unit, lost, done.step.widths[unit], score_histogram(done, unit)) for unit, lost in chosen]
-
+        if chosen:
+            widths = done.step.widths
+            scores.append((done, [(unit, n, widths[unit], score_histogram(done, unit)) for unit, n in chosen]))
     reached, goal = summary.goal.text.split(": ", 1)  # the line that the terminal prints
     spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
     return render_page(
@@ -97,15 +96,15 @@ def render(run: FinishedRun) -> str:
         spent=", ".join(spent),
         network=NetworkDrawing(run),
         widths=_widths(run),
-        classes=run.classes and class_table(run.classes),
+        classes=run.classes and class_table([("", run.classes)]),
         classes_left_out=run.classes and left_out(run.classes),
         confusions=run.classes and confusions(run.classes),
-        boxes=run.boxes and f"data:image/png;base64,{base64.b64encode(run.boxes).decode()}",
+        boxes=run.boxes and data_uri(run.boxes),
         repairs=[(done, _errors(done)) for done in run.rounds if done.outcome.layer_errors],
-        sensitivities=[(done, _losses(done, done.sensitivity)) for done in ranked if done.sensitivity],
-        lost_name=lost_name(ranked[0].sensitivity) if ranked and ranked[0].sensitivity else "",
-        scores=[(done, histograms(done)) for done in scored],
-        metric=_metric(run) if run.rounds else "",
+        sensitivities=[(done, _losses(done, measured)) for done, measured in ranked],
+        lost_name=lost_name(ranked[0][1]) if ranked else "",
+        scores=scores,
+        metric=metric_text(run) if run.rounds else "",
         strip=image_strip,
         maps=map_strip,
         sides=sides,
@@ -245,7 +244,7 @@ def _errors(done: Round) -> list[Bar]:
     return drawn_bars(rows)
 
 
-def _metric(run: FinishedRun) -> str:
+def metric_text(run: FinishedRun) -> str:
     """The metric with its options, as in gsd:ridge=0; those in its name come before `metric_options`."""
     given: Any = run.settings.metric
     name, *parts = given.split(":") if isinstance(given, str) else [""]
@@ -265,11 +264,11 @@ def what_was_asked(run: FinishedRun) -> dict[str, list[str]]:
     if "data" in typed:
         rows["Data set"] = [str(typed["data"])]
     rows["Goal"] = [text.goal(run)]
-    asked = run.settings
-    unused = [] if asked.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
-    unused += [] if asked.ranks else RANKING
-    unused += [] if asked.retrains_at_all else ["distill"]
-    for group, lines in chosen_settings(run.settings, unused).items():
+    settings = run.settings
+    unused = [] if settings.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
+    unused += [] if settings.ranks else RANKING
+    unused += [] if settings.retrains_at_all else ["distill"]
+    for group, lines in chosen_settings(settings, unused).items():
         rows[group] = rows.get(group, []) + lines
     return rows
 
@@ -326,33 +325,25 @@ def call(run: FinishedRun) -> str:
 
 def loading(run: FinishedRun) -> str:
     """Three lines of Python that load the pruned network."""
-    folder = repr(str(run.folder))
+    name = str(run.start.get("network", run.command.get("model")))
+    example: Any = run.plan.example
+    shape = list(example.get("shape", ())) if isinstance(example, dict) else []
+    imports, original = [], ""
     if not run.command:
-        return (
-            "import prunus\n"
-            f"original = {run.summary.model}(...)  # a new network of this class; its weights do not matter\n"
-            f"small = prunus.load({folder}, original).eval()"
-        )
-    start = run.config.get("start") or {}
-    name = str(start.get("network", run.command["model"]))
-    if name.endswith(".onnx"):
-        name = str(kept) if (kept := run.folder / "original.onnx").is_file() else name
-        lines = [
-            "import prunus",
-            f"original = prunus.from_onnx({name!r})",
-            f"small = prunus.load({folder}, original).eval()",
-        ]
-        if kept_classes := (run.config.get("built") or {}).get("classes"):
-            shape = run.plan.example["shape"] if isinstance(run.plan.example, dict) else []
-            lines[1:2] = ["import torch", lines[1]]
-            lines.insert(3, f"original = prunus.keep_classes(original, torch.zeros({shape}), {kept_classes})")
-        return "\n".join(lines)
+        original = f"{run.summary.model}(...)  # a new network of this class; its weights do not matter"
+    elif name.endswith(".onnx"):
+        kept = run.folder / "original.onnx"
+        original = f"prunus.from_onnx({str(kept if kept.is_file() else name)!r})"
+        if classes := (run.config.get("built") or {}).get("classes"):
+            imports.append("import torch")
+            original += f"\noriginal = prunus.keep_classes(original, torch.zeros({shape}), {classes})"
+    if original:
+        loaded = f"prunus.load({str(run.folder)!r}, original)"
+        return "\n".join(["import prunus", *imports, f"original = {original}", f"small = {loaded}.eval()"])
     arguments = [repr(name)]
     if run.summary.layers:
         arguments.append(f"num_classes={list(run.summary.layers.values())[-1].outputs[0]}")
-    example: Any = run.plan.example
-    shape = example.get("shape") if isinstance(example, dict) else None
-    channels = int(shape[1]) if isinstance(shape, list) and len(shape) == 4 else None  # of a batch of images
+    channels = int(shape[1]) if len(shape) == 4 else None  # of a batch of images
     if channels is not None and ":" not in name:
         from prunus.zoo.models import config
 
@@ -360,11 +351,8 @@ def loading(run: FinishedRun) -> str:
             arguments.append(f"in_channels={channels}")
     elif channels not in (None, 3) and name.startswith("timm:"):
         arguments.append(f"in_chans={channels}")
-    original = f"create({', '.join(arguments)})"
-    if "original" not in run.config:  # an older run, whose plan leads from the pruned network that it went on from
-        for earlier in start.get("earlier", ()):
-            original = f"prunus.load({str(earlier)!r}, {original})"
-    return f"import prunus\nfrom prunus.zoo.models import create\nsmall = prunus.load({folder}, {original}).eval()"
+    small = f"prunus.load({str(run.folder)!r}, create({', '.join(arguments)})).eval()"
+    return f"import prunus\nfrom prunus.zoo.models import create\nsmall = {small}"
 
 
 # -- files to save

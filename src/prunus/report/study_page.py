@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from prunus.errors import FileError
+from prunus.plots.style import data_uri
 from prunus.report.charts import inline
 from prunus.report.page import Cell, Table, render_page, setting_text
 from prunus.studies.folder import STUDY, TABLE, read_study
@@ -53,8 +53,7 @@ def _embedded(path: Path, alt: str) -> Markup:
     picture = path.with_suffix(".png")
     if not picture.is_file():
         raise FileError(f"{path} is missing, although {STUDY} lists it; run the study's command again to draw it")
-    encoded = base64.b64encode(picture.read_bytes()).decode()
-    return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(encoded, alt)
+    return Markup('<img src="{}" alt="{}">').format(data_uri(picture.read_bytes()), alt)
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -68,8 +67,8 @@ def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Tab
         return Cell(_shown(value), float(rank), whole)
 
     cells = [[cell(key, row[key]) for key in shown] for row in rows]
-    words = [place for place, key in enumerate(shown) if texts[key]]
-    return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=words)
+    text_columns = [place for place, key in enumerate(shown) if texts[key]]
+    return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=text_columns)
 
 
 def _shown(value: Any) -> str:

@@ -21,15 +21,15 @@ def title(run: FinishedRun) -> str:
     name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
     if not removes_anything(summary):
         return f"{name}: nothing was removed"
-    said = [summary.speeds[0].verdict] if summary.speeds else []
-    said.append(f"{percent(summary.removed['macs'])} of the MACs removed")
-    return f"{name}, pruned: {', '.join(said)}"
+    parts = [summary.speeds[0].verdict] if summary.speeds else []
+    parts.append(f"{percent(summary.removed['macs'])} of the MACs removed")
+    return f"{name}, pruned: {', '.join(parts)}"
 
 
 def verdict(run: FinishedRun) -> str:
     """The result in one sentence, the one that `prunus prune` prints first."""
-    said = first_line(run.summary).replace("->", "→")
-    return f"{said[:1].upper()}{said[1:]}."
+    text = first_line(run.summary).replace("->", "→")
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def what_was_removed(run: FinishedRun) -> str:
@@ -92,27 +92,21 @@ def what_was_gained(run: FinishedRun) -> str:
 
 def goal(run: FinishedRun) -> str:
     """What was asked for."""
-    asked, before, quality = run.settings, run.summary.before, run.summary.quality
-    limit = ""
-    if asked.max_drop is not None:
-        drop = f"{asked.max_drop:g} {quality.difference_unit}".rstrip()
+    settings, before, quality = run.settings, run.summary.before, run.summary.quality
+    where = limit = ""
+    if settings.engine:
+        where = f" in {settings.engine} at batch {settings.batch}, on {count(settings.threads, 'thread')}"
+    if settings.max_drop is not None:
+        drop = f"{settings.max_drop:g} {quality.difference_unit}".rstrip()
         limit = f" and lose at most {drop} of held-out {quality.name}"
-    if asked.ratio is not None:
-        return f"Remove {percent(asked.ratio, 0)} of the channels of every unit in one round{limit}."
-    if asked.target is not None:
-        return f"Remove {percent(asked.target)} of the MACs{limit}."
-    if asked.speedup is not None:
-        return f"Make it {asked.speedup:g} times as fast{_where(run)}{limit}."
+    if settings.ratio is not None:
+        return f"Remove {percent(settings.ratio, 0)} of the channels of every unit in one round{limit}."
+    if settings.target is not None:
+        return f"Remove {percent(settings.target)} of the MACs{limit}."
+    if settings.speedup is not None:
+        return f"Make it {settings.speedup:g} times as fast{where}{limit}."
     for key, title in (("macs", "MACs"), ("params", "weights")):
-        left = getattr(asked, key)
+        left = getattr(settings, key)
         if left is not None:
             return f"Keep {big_number(left)} of {big_number(getattr(before, key))} {title}{limit}."
-    return (
-        f"Make it as fast as possible{_where(run)}{limit}." if asked.for_time else f"Remove as much as possible{limit}."
-    )
-
-
-def _where(run: FinishedRun) -> str:
-    """The engine of a goal in time."""
-    asked = run.settings
-    return f" in {asked.engine} at batch {asked.batch}, on {count(asked.threads, 'thread')}" if asked.engine else ""
+    return f"{f'Make it as fast as possible{where}' if settings.for_time else 'Remove as much as possible'}{limit}."

@@ -146,73 +146,34 @@ def checkup(
         timed_in: Time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
         progress: False shows nothing; a function is called with each report. By default a bar after two seconds.
     """
+    started, device, task = time.perf_counter(), device_of(model), task_of(task)
+    on_device = to_device(example, device)
     with shown(progress, phases) as show:
-        return _checkup(model, example, data, trained, task_of(task), streams, timed_in, show)
-
-
-def _checkup(
-    model: nn.Module,
-    example: Any,
-    data: CheckedData | None,
-    trained: bool,
-    chosen: Task,
-    streams: Streams,
-    timed_in: TimeSettings | None,
-    show: PhaseProgress,
-) -> Checkup:
-    started, device = time.perf_counter(), device_of(model)
-    show("structure", 0, 1, "")
-    graph = trace(model, to_device(example, device), streams)
-    show("structure", 1, 1, "")
-    parts: dict[str, int] = {}
-    problems: list[str] = []
-    notes: list[str] = []
-    if data is not None:
-        parts = {part: number for part in PARTS if (number := data.count(part))}
-    if data is not None and "train" in parts:
-        with generators_kept():
-            batch = next(iter(some(data, "train", LOOKED_AT, chosen)))
-        images = unpack_for(chosen, batch, 0, labelled=False)[0]
-    else:
-        draw = torch.Generator().manual_seed(0)
-        images = tree_map(
-            lambda x: torch.randn(LOOKED_AT, *x.shape[1:], generator=draw) if isinstance(x, Tensor) else x, example
-        )
-    images = to_device(images, device)
-    odd_pixels: list[str] = []
-    if data is not None:
-        problems = [f"there are no {name} images, and a run needs some" for p, name in NEEDED.items() if p not in parts]
-        if isinstance(data, ImageData):  # of user-provided data less is known
-            odd_pixels = pixel_problems(images)
-            problems += odd_pixels
-            notes += label_notes(data)
-        if not data.labelled:
-            notes.append("the images have no labels: quality will be agreement with the original network")
-    if not graph.units:
-        problems.append("nothing can be pruned: see what is frozen and why")
-    if not trained:
-        notes.append("the network is untrained (no --weights); pruning starts from a trained one")
-    elif data is not None and not odd_pixels:
-        problems += batch_norm_problems(model, images)
-    show("speed", 0, 1, "")
-    speed = measure_speed(model, images, chosen)
-    show("speed", 1, 1, "")
-    accuracy = None
-    if data is not None and trained and data.labelled and "holdout" in parts:
-        most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
-        try:
-            accuracy = evaluate(
-                model,
-                some(data, "holdout", min(most, parts["holdout"]), chosen),
-                task=chosen,
-                progress=lambda done, total: show("held-out images", done, total or done, ""),
-            )
-            problems += quality_doubts(accuracy, model, to_device(example, device), chosen)
-        except DataError as error:
-            problems.append(str(error))
-        count = parts["holdout"]
-        if accuracy is not None and chosen.chance is not None and count < FEW_IMAGES:
-            notes.append(f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points")
+        show("structure", 0, 1, "")
+        graph = trace(model, on_device, streams)
+        show("structure", 1, 1, "")
+        images, parts, problems, notes = _look_at_images(model, example, data, trained, task)
+        if not graph.units:
+            problems.append("nothing can be pruned: see what is frozen and why")
+        show("speed", 0, 1, "")
+        speed = measure_speed(model, images)
+        show("speed", 1, 1, "")
+        accuracy = None
+        if data is not None and trained and data.labelled and "holdout" in parts:
+            count = parts["holdout"]
+            most = int(min(EVALUATED, max(len(data.classes), SECONDS / speed.forward)))
+            try:
+                accuracy = evaluate(
+                    model,
+                    some(data, "holdout", min(most, count), task),
+                    task=task,
+                    progress=lambda done, total: show("held-out images", done, total or done, ""),
+                )
+                problems += quality_doubts(accuracy, model, on_device, task)
+                if task.chance is not None and count < FEW_IMAGES:
+                    notes.append(f"with {count} held-out images, accuracy moves in steps of {100 / count:.2g} points")
+            except DataError as error:
+                problems.append(str(error))
     speedup = None
     if timed_in is not None and graph.units:
         table = latency_table(graph, timed_in.engine or default_engine(), timed_in.batch, timed_in.threads)
@@ -237,12 +198,42 @@ def _checkup(
         images=parts,
         classes=0 if data is None else len(data.classes),
         accuracy=accuracy,
-        quality=QualityText.of(chosen),
-        run=estimate(speed, parts, pixels_of(example)) if whole else None,
+        quality=QualityText.of(task),
+        run=estimate(speed, parts, math.prod(_tensors(example)[0].shape[2:4])) if whole else None,
         problems=tuple(problems),
         notes=tuple(notes),
         seconds=time.perf_counter() - started,
     )
+
+
+def _look_at_images(
+    model: nn.Module, example: Any, data: CheckedData | None, trained: bool, task: Task
+) -> tuple[Any, dict[str, int], list[str], list[str]]:
+    """A batch of training images, or of noise; the number of images in each part; problems, and notes."""
+    parts = {} if data is None else {part: number for part in PARTS if (number := data.count(part))}
+    if data is not None and "train" in parts:
+        with generators_kept():
+            batch = next(iter(some(data, "train", LOOKED_AT, task)))
+        images = unpack_for(task, batch, 0, labelled=False)[0]
+    else:
+        draw = torch.Generator().manual_seed(0)
+        images = tree_map(
+            lambda x: torch.randn(LOOKED_AT, *x.shape[1:], generator=draw) if isinstance(x, Tensor) else x, example
+        )
+    images = to_device(images, device_of(model))
+    untrained = [] if trained else ["the network is untrained (no --weights); pruning starts from a trained one"]
+    if data is None:
+        return images, parts, [], untrained
+    problems = [f"there are no {name} images, and a run needs some" for p, name in NEEDED.items() if p not in parts]
+    notes: list[str] = []
+    odd_pixels: list[str] = []
+    if isinstance(data, ImageData):  # of user-provided data less is known
+        odd_pixels, notes = pixel_problems(images), label_notes(data)
+    if not data.labelled:
+        notes.append("the images have no labels: quality will be agreement with the original network")
+    if trained and not odd_pixels:
+        odd_pixels = batch_norm_problems(model, images)
+    return images, parts, [*problems, *odd_pixels], [*notes, *untrained]
 
 
 def least_share(graph: ChannelGraph, cost: CostOf) -> float:
@@ -257,11 +248,6 @@ def least_share(graph: ChannelGraph, cost: CostOf) -> float:
 def shapes_of(example: Any) -> str:
     """The shape of an image, 3 x 32 x 32, or of each of several inputs."""
     return " and ".join(" x ".join(str(side) for side in x.shape[1:]) for x in _tensors(example))
-
-
-def pixels_of(example: Any) -> int:
-    """Height times width of the first input; 0 if it is no image."""
-    return math.prod(_tensors(example)[0].shape[2:4])
 
 
 def some(data: CheckedData, part: str, count: int, task: Task) -> Batches:
@@ -385,12 +371,7 @@ SCORED, REPAIRED = 3, 4  # forward passes that an image takes: with what its cha
 
 
 def estimate(speed: Speed, images: Mapping[str, int], pixels: int) -> RunEstimate:
-    """Time of a run, from the speed and the numbers of images.
-
-    Args:
-        images: Number in each part.
-        pixels: Of an image.
-    """
+    """Time of a run, from the speed, the number of images in each part, and the pixels of an image."""
     train, held_out = images["train"], images["holdout"]
     repaired = min(train, MANY_IMAGES if pixels <= SMALL else SOME_IMAGES)
     return RunEstimate(
@@ -402,12 +383,12 @@ def estimate(speed: Speed, images: Mapping[str, int], pixels: int) -> RunEstimat
     )
 
 
-def measure_speed(model: nn.Module, images: Any, task: Task | None = None, *, quiet: bool = False) -> Speed:
+def measure_speed(model: nn.Module, images: Any, *, quiet: bool = False) -> Speed:
     """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch.
 
     quiet: as on a machine on which nothing else runs.
     """
-    chosen, device = task_of(task), device_of(model)
+    device = device_of(model)
 
     def rows(count: int) -> Any:
         """The first images, repeated if there are fewer; of several inputs, of each."""
@@ -415,20 +396,17 @@ def measure_speed(model: nn.Module, images: Any, task: Task | None = None, *, qu
             lambda x: x.repeat(-(-count // len(x)), *[1] * (x.ndim - 1))[:count] if isinstance(x, Tensor) else x, images
         )
 
-    def forward(batch: Any) -> Callable[[], None]:
-        def work() -> None:
-            with evaluating(model), torch.no_grad():
-                call(model, batch)
-
-        return work
+    def forward(batch: Any) -> None:
+        with evaluating(model), torch.no_grad():
+            call(model, batch)
 
     small = rows(2)
-    per_image = _seconds(forward(small), device, quiet) / 2
+    per_image = _seconds(lambda: forward(small), device, quiet) / 2
     # A training step is 3 to 4 forward passes.
     size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
     batch = rows(size)
-    seconds = _seconds(forward(batch), device, quiet) / size
-    train = _seconds(_training_step(model, batch, chosen), device, quiet) / size
+    seconds = _seconds(lambda: forward(batch), device, quiet) / size
+    train = _seconds(_training_step(model, batch), device, quiet) / size
     peak = peak_memory(device)
     more = BATCH - size  # images of a full step that were left out here
     memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
@@ -447,20 +425,15 @@ def peak_memory(device: torch.device) -> int | None:
     return int(size) if sys.platform == "darwin" else 1024 * int(size)
 
 
-def _training_step(model: nn.Module, batch: Any, task: Task) -> Callable[[], None]:
-    """One step of a copy of the model, as `fit` trains; labels do not change its time, and the loss hardly does."""
+def _training_step(model: nn.Module, batch: Any) -> Callable[[], None]:
+    """One step of a copy of the model, as `fit` trains, with a loss of any outputs: it hardly changes the time."""
     copied = order_channels_last(copy.deepcopy(model)).train().requires_grad_(True)
     optimizer = torch.optim.SGD(copied.parameters(), lr=1e-9, momentum=0.9, nesterov=True)
     batch = move(batch, device_of(model), channels_last=True)
 
     def step() -> None:
         optimizer.zero_grad()
-        output = call(copied, batch)
-        if task.label_kind == "classes":
-            logits = output if task.outputs is None else task.outputs(output)
-            loss = task.loss(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
-        else:
-            loss = torch.stack([x.float().square().mean() for x in tensors_of(output)]).sum()
+        loss = torch.stack([x.float().square().mean() for x in tensors_of(call(copied, batch))]).sum()
         torch.autograd.backward(loss)
         optimizer.step()
 

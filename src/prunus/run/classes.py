@@ -18,6 +18,7 @@ from prunus.util.typed_json import to_data
 
 CLASSES_FORMAT = "prunus-classes"
 BOXES = "boxes.png"  # a few images with their boxes, before and after
+TestFigures = tuple[Evaluation, ClassFigures | None, ImageValues | None]  # of all images, of classes, of each image
 
 
 @dataclass(frozen=True)
@@ -64,40 +65,35 @@ def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dic
     quality; without test images, on the held-out ones. A user-provided evaluation knows neither.
     """
     test, provided, by_class = context.data.test, context.settings.evaluate, context.task.by_class
-    loader = context.data.holdout if test is None else test
-    tests: dict[str, Evaluation | None] = dict.fromkeys(models)
-    sides: dict[str, ClassFigures | None] = dict.fromkeys(models)
     if test is None and provided is not None:
-        return tests
-    phase = "classes" if test is None else "test"
-    known: dict[str, tuple[Evaluation, ClassFigures | None, ImageValues | None]] = context.evidence.tests
-    values: dict[str, ImageValues | None] = dict.fromkeys(models)
+        return dict.fromkeys(models)
+    loader, part, phase = (context.data.holdout, "holdout", "classes") if test is None else (test, "test", "test")
+    # Of the unpruned network, the same for all runs of one `SharedNetwork`.
+    known: dict[str, TestFigures] = context.shared.tests
+    figures: dict[str, TestFigures] = {}
     for done, (name, model) in enumerate(models.items()):
         context.say(phase, done, len(models))
         if name in known:
-            evaluation, sides[name], values[name] = known[name]
+            figures[name] = known[name]
         elif provided is not None:
-            evaluation = context.evaluate(model, loader)
+            figures[name] = context.evaluate(model, loader), None, None
         else:
             images = ByImage(context.task)
-            evaluation, sides[name] = evaluate_by_class(model, loader, context.task, images.add)
-            values[name] = images.result()
-        if name == "before":  # the same for all runs of one `Evidence`
-            known[name] = evaluation, sides[name], values[name]
-        tests[name] = None if test is None else evaluation
+            figures[name] = *evaluate_by_class(model, loader, context.task, images.add), images.result()
+    known["before"] = figures["before"]
     context.say(phase, len(models), len(models))
     if context.task.label_kind == "boxes" and provided is None and context.folder.writes:
         drawn = draw_boxes(models, loader, context.task, getattr(loader, "classes", None))
         if drawn is not None:
             write_atomically(context.folder.path / BOXES, drawn[0])
-    by_image = {name: each for name, each in values.items() if each is not None}
+    by_image = {name: values for name, (_, _, values) in figures.items() if values is not None}
     if by_image and context.folder.writes:
-        found = Predictions(by_image, "holdout" if test is None else "test", context.quality.name)
-        write_predictions(context.folder.path / PREDICTIONS, found)
-    before, after = sides["before"], sides["after"]
+        predictions = Predictions(by_image, part, context.quality.name)
+        write_predictions(context.folder.path / PREDICTIONS, predictions)
+    before, after = (figures[name][1] for name in ("before", "after"))
     if by_class is not None and before is not None and after is not None:
         table = ClassTable(
-            part="holdout" if test is None else "test",
+            part=part,
             quality=by_class.name,
             of=by_class.of,
             names=class_names(loader, len(before.sizes)),
@@ -106,4 +102,4 @@ def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dic
             after=ClassSide(after.values, after.confused, after.complete),
         )
         context.folder.write(CLASSES, {"format": CLASSES_FORMAT, "version": 1, **to_data(table)})
-    return tests
+    return {name: None if test is None else evaluation for name, (evaluation, _, _) in figures.items()}

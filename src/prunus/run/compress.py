@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +28,16 @@ from prunus.graph.files import MODEL_FILE, PLAN_FILE
 from prunus.graph.plan import Plan, plans_of, same_origin
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
-from prunus.run.context import Baseline, Evidence, RunContext, RunData, first_image
-from prunus.run.differences import DIFFERENCES, differences
+from prunus.run.context import Baseline, RunContext, RunData, SharedNetwork, first_image
 from prunus.run.first_look import look_first
 from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
 from prunus.run.identity import ANSWERS, layers_digest, network_answers
 from prunus.run.network_shape import write_network
+from prunus.run.paper import DIFFERENCES, differences
 from prunus.run.result import Compressed
 from prunus.run.round import Candidate, Outcome, run_round
-from prunus.run.search import choose, is_needed
-from prunus.run.settings import Settings, check_settings, fill_defaults, with_goal
+from prunus.run.search import choose
+from prunus.run.settings import Settings, check_settings, fill_defaults, with_goal, within
 from prunus.run.speed_check import times_for
 from prunus.run.summary import FORMAT, VERSION, Summary, summarise
 from prunus.tasks import task_of
@@ -97,10 +97,10 @@ def compress(
             max_drop=, ratio=, task=, metric=, split=, alpha=, k=, rounds=, repair=, epochs=, fit=, evaluate=, ...
             task= is what the network is for, as a name or a `Task`; classification by default (docs/tasks.md).
     """
-    chosen: Settings = with_goal(replaced(settings or Settings(), changes, DecideError))
-    data, chosen = checked(model, chosen, train, holdout, test, score_on)
+    settings = with_goal(replaced(settings or Settings(), changes, DecideError))
+    data, settings = checked(model, settings, train, holdout, test, score_on)
     with run_folder(folder) as place, generators_kept(), shown(progress, phases) as show:
-        result = run(model, example, chosen, place, data, show)
+        result = run(settings, place, data, show, shared_network(model, example, settings, data))
     return kept_while_used(result, place)
 
 
@@ -153,50 +153,55 @@ def run_folder(folder: str | Path | RunFolder | None) -> Iterator[RunFolder]:
             dist.barrier()  # others may still read it
 
 
+def shared_network(model: nn.Module, example: Any, settings: Settings, data: RunData) -> SharedNetwork:
+    """What runs of a network share, before anything is known; the example is the first training image by default."""
+    if example is None:
+        example = first_image(data.train, device_of(model), task_of(settings.task))
+    shared = SharedNetwork(copy.deepcopy(model), example)
+    same_origin(shared.original, model)
+    return shared
+
+
 def run(
-    model: nn.Module,
-    example: Any,
-    settings: Settings,
-    folder: RunFolder,
-    data: RunData,
-    progress: PhaseProgress,
-    evidence: Evidence | None = None,
+    settings: Settings, folder: RunFolder, data: RunData, progress: PhaseProgress, shared: SharedNetwork
 ) -> Compressed:
-    """One run in its folder. `evidence` is what runs for other goals know of the same network."""
+    """One run in its folder. Runs of the same network for other goals have the same `shared`."""
     tracker, place = settings.tracker if folder.writes else None, None if folder.is_temporary else folder.path
     with closing(folder), tracking(tracker, place, settings.to_dict()) as track:
         started = time.perf_counter()
-        if example is None:
-            example = first_image(data.train, device_of(model), task_of(settings.task))
-        if evidence is None:
-            evidence = Evidence(copy.deepcopy(model), example)
-        same_origin(evidence.original, model)
-        earlier = plans_of(model)[-1:]  # from the network that was pruned first to this one
-        settings = _with_same_streams(settings, earlier)
+        # From the network that was pruned first to this one, if it was pruned before.
+        earlier = next(reversed(plans_of(shared.original)), None)
+        if earlier is not None:  # one plan cannot hold both ways to treat streams
+            if settings.streams not in (None, earlier.streams):
+                raise DecideError(
+                    f'the network was pruned with streams="{earlier.streams}", and one plan cannot hold both ways: '
+                    f'leave out streams="{settings.streams}"'
+                )
+            settings = replace(settings, streams="coupled" if earlier.streams == "coupled" else "select")
         progress("trace", 0, 1, "")
-        graph = evidence.graph(settings.streams or ("select" if settings.max_memory is None else "coupled"))
-        _then(earlier, Plan.of(graph, {}))
+        graph = shared.graph(settings.streams or ("select" if settings.max_memory is None else "coupled"))
+        _from_first(earlier, Plan.of(graph, {}))
         progress("trace", 1, 1, "")
         check_patterns(graph, settings.exclude, settings.only)
         if settings.retrains_at_all:
             check_precision(settings.mixed_precision, torch.accelerator.current_accelerator() or torch.device("cpu"))
-        table = times_for(settings, graph, folder, evidence)
-        # Of several inputs, the largest one.
-        pixels = max((math.prod(x.shape[2:]) for x in tree_leaves(example) if isinstance(x, Tensor)), default=0)
+        table = times_for(settings, graph, folder, shared)
+        inputs = [each for each in tree_leaves(shared.example) if isinstance(each, Tensor)]
+        pixels = max((math.prod(each.shape[2:]) for each in inputs), default=0)  # of the largest input
         settings = fill_defaults(settings, graph, pixels, table)
         context = RunContext(
-            folder, graph, settings.budget(graph, table), settings, data, progress, track, table, evidence
+            folder, graph, settings.budget(graph, table), settings, data, progress, track, table, shared
         )
         try:
             check_reach(graph, context.budget, settings)
         except DecideError:
             if settings.streams is not None:
                 raise
-            check_reach(graph, context.budget, settings, evidence.graph("coupled"))
+            check_reach(graph, context.budget, settings, shared.graph("coupled"))
         config = {
             "settings": settings.to_dict(),
             "fingerprint": graph.fingerprint,
-            "original": earlier[0].fingerprint if earlier else layers_digest(graph),
+            "original": layers_digest(graph) if earlier is None else earlier.fingerprint,
             "weights": digest(graph.model),
             ANSWERS: network_answers(graph.model, graph.example) if folder.writes else None,
             **folder.about,
@@ -206,7 +211,7 @@ def run(
             table.save(folder.path / TABLE)
         before = _base(context)
         first = None
-        if is_needed(context):
+        if settings.streams is None or settings.searches:  # several networks are tried
             context, first = choose(context)
         rounds, current, plan = _rounds(context, before, first)
         if rounds and not _allowed(rounds[-1], before, context):
@@ -214,35 +219,22 @@ def run(
             what = f"the result is that of round {len(rounds)}" if rounds else "the network stays as it is"
             logger.warning("round %d loses more than max_drop: %s", last.number, what)
             current, plan = _left_by(context, len(rounds))
-        whole = _then(earlier, plan)
+        whole = _from_first(earlier, plan)
         summary = _summary(context, plan, whole, current, before, rounds)
         summary["seconds"]["this_call"] = round(time.perf_counter() - started, 2)
-        stays = None if folder.is_temporary else folder.path
-        return Compressed(current, whole, tuple(rounds), summary, stays, folder.path)
+        return Compressed(current, whole, tuple(rounds), summary, place, folder.path)
 
 
-def _with_same_streams(settings: Settings, earlier: Sequence[Plan]) -> Settings:
-    """The settings of a run that goes on from a pruned network: streams are treated as they were."""
-    for plan in earlier:
-        if settings.streams not in (None, plan.streams):
-            raise DecideError(
-                f'the network was pruned with streams="{plan.streams}", and one plan cannot hold both ways: leave out '
-                f'streams="{settings.streams}"'
-            )
-        settings = replace(settings, streams="coupled" if plan.streams == "coupled" else "select")
-    return settings
-
-
-def _then(earlier: Sequence[Plan], plan: Plan) -> Plan:
+def _from_first(earlier: Plan | None, plan: Plan) -> Plan:
     """The plan from the network that was pruned first, so that the result does not need the networks in between."""
-    for first in earlier:
-        try:
-            return first.then(plan)
-        except PlanError as error:
-            raise PlanError(
-                f"the network was pruned before, and no single plan leads from its original to the result: {error}"
-            ) from error
-    return plan
+    if earlier is None:
+        return plan
+    try:
+        return earlier.then(plan)
+    except PlanError as error:
+        raise PlanError(
+            f"the network was pruned before, and no single plan leads from its original to the result: {error}"
+        ) from error
 
 
 def _base(context: RunContext) -> Evaluation:
@@ -316,8 +308,7 @@ def _left_by(context: RunContext, number: int) -> tuple[nn.Module, Plan]:
 
 
 def _allowed(outcome: Outcome, before: Evaluation, context: RunContext) -> bool:
-    most = context.settings.max_drop
-    return most is None or context.quality.factor * (before.quality - outcome.after.quality) <= most + 1e-7
+    return within(context.quality.factor * (before.quality - outcome.after.quality), context.settings.max_drop)
 
 
 def _summary(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from prunus.deciding.goal import Budget
 from prunus.errors import DataError, RunError
@@ -23,18 +22,13 @@ from prunus.graph.units import Streams
 from prunus.run.folder import SPEED, RunFolder
 from prunus.run.settings import Settings
 from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import (
-    Evaluation,
-    QualitySums,
-    each_answer,
-    image_values,
-    unpack_for,
-)
+from prunus.tasks.evaluate import Evaluation, QualitySums, each_answer, unpack_for
+from prunus.tasks.paired import ByImage, ImageValues
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import PreparedModel
 from prunus.timing.latency import prepare, ready_to_time
 from prunus.timing.latency_table import LatencyTable
-from prunus.train.trackers import Log, nowhere
+from prunus.train.trackers import Log
 from prunus.util.batches import Batches, length_of
 from prunus.util.progress import PhaseProgress
 
@@ -73,43 +67,38 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ImageQuality:
     """The quality of a network, and of each image where the task's quality is a mean over images."""
 
     evaluation: Evaluation
-    values: npt.NDArray[np.float64] | None = None
-    images: npt.NDArray[np.float64] | None = None  # a number for each image, to see whether the order is the same
+    values: ImageValues | None = None
 
-    def drop_to(self, other: Judged) -> tuple[float, float | None]:
+    def drop_to(self, other: ImageQuality) -> tuple[float, float | None]:
         """How much lower the other's quality is, and the standard error of that; None if it is not known.
 
         Images on which both networks are equally good say nothing about the difference, so it is that of pairs if both
-        were judged on the same images in the same order.
+        were measured on the same images in the same order.
         """
         drop = self.evaluation.quality - other.evaluation.quality
-        if self.values is None or other.values is None or min(len(self.values), len(other.values)) < 2:
+        if self.values is None or other.values is None:
             return drop, None
-        if np.array_equal(self.images, other.images):  # type: ignore[arg-type]
-            return drop, float(np.std(self.values - other.values, ddof=1) / math.sqrt(len(self.values)))
-        parts = (np.var(each.values, ddof=1) / len(each.values) for each in (self, other))  # type: ignore[arg-type]
-        return drop, float(math.sqrt(sum(parts)))
+        here, there = (each.values.double().numpy() for each in (self.values, other.values))
+        if min(len(here), len(there)) < 2:
+            return drop, None
+        if self.values.labels == other.values.labels:
+            return drop, float(np.std(here - there, ddof=1) / math.sqrt(len(here)))
+        return drop, math.sqrt(sum(np.var(each, ddof=1) / len(each) for each in (here, there)))
 
 
 @dataclass
-class Evidence:
-    """What is known of a network whatever the goal is: its graphs, its quality, and the runs for other goals.
+class SharedNetwork:
+    """The unpruned network and what is known of it whatever the goal is; runs for several goals share it."""
 
-    Attributes:
-        original: The unpruned network.
-        example: An input of it.
-        earlier: Folders of runs of the same network, images and settings for other goals. What they have measured is
-            read there instead of being measured again.
-    """
-
-    original: nn.Module
-    example: Any
+    original: nn.Module  # unpruned
+    example: Any  # an input of it
+    # Folders of runs of the same network, images and settings for other goals: what they measured is read there.
     earlier: tuple[Path, ...] = ()
-    base: Judged | None = None  # of the unpruned network on the held-out images
+    base: ImageQuality | None = None  # of the unpruned network on the held-out images
     tests: dict[str, Any] = field(default_factory=dict)  # what the test images say of the unpruned network
     _graphs: dict[str, ChannelGraph] = field(default_factory=dict)
     _prepared: dict[Any, PreparedModel] = field(default_factory=dict)
@@ -143,9 +132,9 @@ class RunContext:
     settings: Settings
     data: RunData
     progress: PhaseProgress
-    track: Log = nowhere  # sends figures to the tracker, if there is one
-    table: LatencyTable | None = None  # times of the original network's layers
-    evidence: Evidence = field(default_factory=lambda: Evidence(nn.Identity(), None))
+    track: Log  # sends figures to the tracker, if there is one
+    table: LatencyTable | None  # times of the original network's layers
+    shared: SharedNetwork
 
     @property
     def original(self) -> nn.Module:
@@ -157,16 +146,9 @@ class RunContext:
         """unit -> number of channels in the original network."""
         return {name: unit.width for name, unit in self.graph.units.items()}
 
-    @property
-    def prepared_original(self) -> PreparedModel:
-        """The original network in the engine of the table."""
-        assert self.table is not None
-        how = self.table.measured_with
-        return self.evidence.prepared(how.engine, how.batch, how.threads)
-
     def with_streams(self, streams: Streams) -> RunContext:
         """The same run with the residual streams treated in another way."""
-        graph = self.evidence.graph(streams)
+        graph = self.shared.graph(streams)
         return replace(self, graph=graph, settings=replace(self.settings, streams=streams))
 
     @cached_property
@@ -198,15 +180,15 @@ class RunContext:
 
     def evaluate(self, model: nn.Module, loader: Batches, phase: str | None = None) -> Evaluation:
         """The quality and loss by a user-provided function or the task's. phase: what it is called while it runs."""
-        return self.judge(model, loader, phase).evaluation
+        return self.evaluate_images(model, loader, phase).evaluation
 
-    def base(self) -> Judged:
-        """The original network on the held-out images; they are read once for all runs of one `Evidence`."""
-        if self.evidence.base is None:
-            self.evidence.base = self.judge(self.original, self.data.holdout, "evaluate")
-        return self.evidence.base
+    def base(self) -> ImageQuality:
+        """The original network on the held-out images; they are read once for all runs of one `SharedNetwork`."""
+        if self.shared.base is None:
+            self.shared.base = self.evaluate_images(self.original, self.data.holdout, "evaluate")
+        return self.shared.base
 
-    def judge(self, model: nn.Module, loader: Batches, phase: str | None = None) -> Judged:
+    def evaluate_images(self, model: nn.Module, loader: Batches, phase: str | None = None) -> ImageQuality:
         """The same, with the quality of each image where that can be known."""
 
         def tell(done: int, total: int | None) -> None:
@@ -216,30 +198,18 @@ class RunContext:
         total = length_of(loader)
         tell(0, total)
         if self.settings.evaluate is not None:
-            judged = Judged(_checked(self.settings.evaluate(model, loader)))
+            provided = ImageQuality(_checked(self.settings.evaluate(model, loader)))
             tell(total or 0, total)
-            return judged
-        sums, is_mean = QualitySums(self.task), self.task.measured.is_mean
-        values: list[Tensor] = []
-        images: list[Tensor] = []
+            return provided
+        sums, images = QualitySums(self.task), ByImage(self.task)
 
         def see(outputs: Any, labels: Any, count: int) -> None:
             sums.add(outputs, labels, count)
-            if is_mean:
-                values.append(image_values(self.task.measured, outputs, labels, count))
+            if self.task.measured.is_mean:
+                images.add(outputs, labels, count)
 
-        def noted(batches: Batches) -> Iterator[Any]:
-            for number, batch in enumerate(batches):
-                inputs = unpack_for(self.task, batch, number, labelled=False)[0]
-                first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), torch.zeros(0))
-                images.append(first.detach().double().flatten(1).sum(1).cpu() if first.dim() > 1 else first.cpu())
-                yield batch
-
-        each_answer(model, noted(loader), self.task, see, lambda done, _: tell(done, total))
-        evaluation = _checked(sums.evaluation())
-        if not is_mean:
-            return Judged(evaluation)
-        return Judged(evaluation, torch.cat(values).cpu().double().numpy(), torch.cat(images).double().numpy())
+        each_answer(model, loader, self.task, see, tell)
+        return ImageQuality(_checked(sums.evaluation()), images.result())
 
 
 def _checked(evaluation: Any) -> Evaluation:

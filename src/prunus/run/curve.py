@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prunus.errors import DecideError
-from prunus.run.compress import checked, kept_while_used, run, run_folder
-from prunus.run.context import Evidence, RunData, first_image
+from prunus.run.compress import checked, kept_while_used, run, run_folder, shared_network
+from prunus.run.context import RunData
 from prunus.run.folder import RunFolder
 from prunus.run.result import Compressed
 from prunus.run.settings import SPEEDUPS, Settings, goals_of
-from prunus.run.summary import Summary, read_summary
-from prunus.tasks import task_of
+from prunus.run.summary import NetworkFigures, Summary, read_summary
+from prunus.tasks.evaluate import Evaluation
 from prunus.timing.latency import Speedup
-from prunus.util.batches import Batches, device_of
+from prunus.util.batches import Batches
 from prunus.util.files import write_atomically
 from prunus.util.options import replaced
 from prunus.util.progress import PhaseProgress, phases, shown
@@ -41,29 +40,17 @@ TITLES = ("asked", "measured", "95% interval", "quality", "change", "MACs remove
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One run of a curve.
+    """One run of a curve."""
 
-    Attributes:
-        asked: The speed-up that was asked for.
-        ratio: The speed-up that was measured.
-        low: Lower end of its 95% interval.
-        high: Upper end.
-        quality: Of the pruned network, on the test images if there are any, or else on the held-out ones.
-        change: From the original network's.
-        macs_removed: Share of the MACs that is gone.
-        reached: Whether the goal was reached.
-        folder: Name of the run's folder in the curve's.
-    """
-
-    asked: float
-    ratio: float
+    asked: float  # speed-up
+    ratio: float  # the speed-up that was measured, and the ends of its 95% interval
     low: float
     high: float
-    quality: float
-    change: float
-    macs_removed: float
-    reached: bool
-    folder: str
+    quality: float  # of the pruned network, on the test images if there are any, or else on the held-out ones
+    change: float  # from the original network's
+    macs_removed: float  # share
+    reached: bool  # whether the goal was reached
+    folder: str  # name of the run's folder in the curve's
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,39 +83,34 @@ class Curve:
         points = []
         for asked, result in self.results.items():
             summary = read_summary(result.summary)
-            was, now = (side.test or side.holdout for side in (summary.before, summary.after))
-            speed, gone, name = summary.speeds[0], summary.removed["macs"], folder_name(asked)
-            change = now.quality - was.quality
-            points.append(
-                CurvePoint(
-                    asked, speed.ratio, speed.low, speed.high, now.quality, change, gone, summary.goal.reached, name
-                )
-            )
+            was, now = (_reported(side).quality for side in (summary.before, summary.after))
+            speed, gone, reached = summary.speeds[0], summary.removed["macs"], summary.goal.reached
+            measured = (speed.ratio, speed.low, speed.high)
+            points.append(CurvePoint(asked, *measured, now, now - was, gone, reached, folder_name(asked)))
         return tuple(points)
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table of the curve as text, under `TITLES`."""
-        quality, rows = self.summary.quality, list[tuple[str, ...]]()
-        for point in self.points:
-            rows.append(
-                (
-                    f"{point.asked:g}x",
-                    f"{point.ratio:.2f}x",
-                    f"{point.low:.2f} to {point.high:.2f}",
-                    quality.shown(point.quality),
-                    quality.change(point.change),
-                    f"{100 * point.macs_removed:.1f}%",
-                    "reached" if point.reached else "not reached",
-                )
+        quality = self.summary.quality
+        reached = [
+            (
+                f"{point.asked:g}x",
+                f"{point.ratio:.2f}x",
+                f"{point.low:.2f} to {point.high:.2f}",
+                quality.shown(point.quality),
+                quality.change(point.change),
+                f"{100 * point.macs_removed:.1f}%",
+                "reached" if point.reached else "not reached",
             )
-        rows += [(f"{asked:g}x", "", "", "", "", "", "out of reach") for asked in self.missed]
-        return rows
+            for point in self.points
+        ]
+        return [*reached, *((f"{asked:g}x", "", "", "", "", "", "out of reach") for asked in self.missed)]
 
     @property
     def title(self) -> str:
         """What was measured, where, and the original network's quality."""
         summary = self.summary
-        base, speed = summary.before.test or summary.before.holdout, summary.speeds[0]
+        base, speed = _reported(summary.before), summary.speeds[0]
         part = "held-out" if summary.before.test is None else "test"
         where = f"{speed.engine}, batch {speed.batch}, {speed.threads} thread{'s' * (speed.threads > 1)}"
         return f"{summary.model} in {where}: {part} {summary.quality.name} {summary.quality.shown(base.quality)} before"
@@ -139,7 +121,7 @@ class Curve:
 
         summary, points = self.summary, self.points
         factor = summary.quality.factor
-        base = factor * (summary.before.test or summary.before.holdout).quality
+        base = factor * _reported(summary.before).quality
         speeds = [Speedup(point.ratio, point.low, point.high) for point in points]
         return draw_curve(speeds, [factor * point.quality for point in points], base, summary.quality.axis, self.title)
 
@@ -153,7 +135,7 @@ class Curve:
             "measured": {name: getattr(summary.speeds[0], name) for name in ("engine", "batch", "threads", "clock")},
             "quality": summary.quality,
             "part": "holdout" if summary.before.test is None else "test",
-            "original": (summary.before.test or summary.before.holdout).quality,
+            "original": _reported(summary.before).quality,
             "points": self.points,
             "missed": {f"{asked:g}": why for asked, why in self.missed.items()},
         }
@@ -234,6 +216,11 @@ def curve(
     return kept_while_used(drawn if place.is_temporary else replace(drawn, folder=place.path), place)
 
 
+def _reported(network: NetworkFigures) -> Evaluation:
+    """On the test images, if there are any."""
+    return network.test or network.holdout
+
+
 def folder_name(speedup: float) -> str:
     """The name of a run's folder in the curve's."""
     return f"speedup-{speedup:g}"
@@ -248,23 +235,21 @@ def run_goals(
     progress: PhaseProgress,
 ) -> Curve:
     """The runs of a curve, which share what they measure. One that is out of reach is left out, with the reason."""
-    if example is None:
-        example = first_image(data.train, device_of(model), task_of(goals[0].task))
-    evidence = Evidence(copy.deepcopy(model), example)
+    shared = shared_network(model, example, goals[0], data)
     results: dict[float, Compressed] = {}
     missed: dict[float, DecideError] = {}
     for number, goal in enumerate(goals, 1):
-        asked, start = goal.speedup or 1.0, f"{goal.speedup:g}x ({number} of {len(goals)}): "
-        folder = folder_of(goal)
+        asked, folder = goal.speedup or 1.0, folder_of(goal)
+        title = f"{asked:g}x ({number} of {len(goals)})"
 
-        def show(phase: str, done: int, total: int | None, note: str, start: str = start) -> None:
-            progress(start + phase, done, total, note)
+        def show(phase: str, done: int, total: int | None, note: str, title: str = title) -> None:
+            progress(f"{title}: {phase}", done, total, note)
 
         try:
-            results[asked] = run(model, example, goal, folder, data, show, evidence)
+            results[asked] = run(goal, folder, data, show, shared)
         except DecideError as error:
             missed[asked] = error
-        evidence.earlier = (*evidence.earlier, folder.path)
+        shared.earlier = (*shared.earlier, folder.path)
     if not results:
         raise next(iter(missed.values()))
     for each in missed.values():

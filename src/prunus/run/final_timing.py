@@ -36,29 +36,17 @@ WARMUP = 2
 
 @dataclass(frozen=True)
 class EngineSpeed:
-    """The speed of the pruned network beside the original, in one engine at one batch size.
-
-    Attributes:
-        engine: The engine.
-        batch: Images in a batch.
-        threads: CPU threads.
-        before: Seconds of a batch in the original network, the median over turns.
-        after: Those of the pruned network.
-        ratio: How many times as fast it is: the median over pairs of turns.
-        low: Lower end of the ratio's 95% confidence interval.
-        high: Upper end.
-        clock: "processor" time, which other programs on the machine hardly change, or "wall" time.
-    """
+    """The speed of the pruned network beside the original, in one engine at one batch size."""
 
     engine: str
     batch: int
     threads: int
-    before: float
+    before: float  # seconds of a batch in the original network, the median over turns
     after: float
-    ratio: float
-    low: float
+    ratio: float  # how many times as fast the pruned network is: the median over pairs of turns
+    low: float  # ends of the ratio's 95% confidence interval
     high: float
-    clock: str
+    clock: str  # "processor" time, which other programs on the machine hardly change, or "wall" time
 
     @property
     def gain(self) -> Speedup:
@@ -119,15 +107,9 @@ def time_in_engines(
     """Time two networks in turns: in `engine` at `batch` first, then at batch 1 and in other installed engines.
 
     The first row is always measured, with six turns at least. Other rows are left out when the time is over. Engines
-    that take long to prepare a network are used only if they are asked for.
+    that take long to prepare a network are used only if they are asked for. On one thread, processor time is measured.
 
     Args:
-        before: The original network.
-        after: The pruned network.
-        example: An input.
-        engine: The engine that was asked for.
-        batch: Images in a batch.
-        threads: CPU threads. On one thread, processor time is measured.
         others: Also the rows that were not asked for.
         seconds: How long all of it may take.
         progress: Called with the rows done and their number.
@@ -140,17 +122,19 @@ def time_in_engines(
         ready = [name for name in ENGINES if ENGINES[name].is_ready]
         places += [(name, size) for name in dict.fromkeys((engine, *ready)) for size in (batch, 1)]
         places = list(dict.fromkeys(places))
-    onnx = cache(lambda is_after, form: exported(after if is_after else before, example, form))
+    models = (before, after)
+    onnx = cache(lambda which, form: exported(models[which], example, form))
     start, rows, broken, late = time.monotonic(), list[EngineSpeed](), dict[str, str](), list[str]()
 
-    def in_engine(name: str, is_after: bool) -> PreparedModel:
-        if ENGINES.find(name).open_onnx is None:
-            return prepare(after if is_after else before, name, example, sorted({batch, 1}) if others else [batch])
-        ENGINES.find(name).check_installed()
-        return ENGINES.find(name).open(onnx(is_after, ENGINES.find(name).selection), threads)
+    @cache
+    def prepared(name: str, which: int) -> PreparedModel:
+        engine = ENGINES.find(name)
+        if engine.open_onnx is None:
+            return prepare(models[which], name, example, sorted({batch, 1}) if others else [batch])
+        engine.check_installed()
+        return engine.open(onnx(which, engine.selection), threads)
 
-    prepared = cache(in_engine)
-    with ready_to_time((before, after), threads):
+    with ready_to_time(models, threads):
         for done, (name, size) in enumerate(places):
             progress(done, len(places))
             if name in broken:
@@ -159,7 +143,7 @@ def time_in_engines(
             try:
                 row = None
                 if not done or left > 0:
-                    pair = [prepared(name, is_after) for is_after in (False, True)]
+                    pair = [prepared(name, which) for which in (0, 1)]
                     left = seconds - (time.monotonic() - start)
                     row = _timed(pair, example, name, size, threads, left / (len(places) - done), must=not done)
                 if row is None:

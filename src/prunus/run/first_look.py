@@ -1,9 +1,9 @@
-"""What a run looks at before it works: the weights, and a batch of every loader. A mistake is told with its cause."""
+"""What a run looks at before it works: the weights, and a batch of every loader. Errors name the cause."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from prunus.errors import DataError, ModelError, PrunusError
 from prunus.run.context import RunData
@@ -42,11 +42,14 @@ def look_first(model: nn.Module, data: RunData, settings: Settings) -> Settings:
 def _look(model: nn.Module, data: RunData, settings: Settings) -> Settings:
     check_weights(model)
     task, loaders = task_of(settings.task), {name: loader for name, loader in vars(data).items() if loader is not None}
-    warn_of_shared(loaders)
+    _warn_of_shared({name: loader for name, loader in loaders.items() if name != "score_on"})
     if data.score_on is data.train:
         del loaders["score_on"]
-    for name in _read_by_user_alone(settings, data):
-        loaders.pop(name, None)
+    elif settings.fit is not None:  # batches that only user-provided functions read may be anything
+        del loaders["train"]
+    if settings.evaluate is not None:
+        del loaders["holdout"]
+        loaders.pop("test", None)
     looks = {name: first_batch(loader, name, task) for name, loader in loaders.items()}
     for look in looks.values():
         look.check_runs(model, task, looks.get("train"))
@@ -69,14 +72,6 @@ def _look(model: nn.Module, data: RunData, settings: Settings) -> Settings:
     return settings
 
 
-def _read_by_user_alone(settings: Settings, data: RunData) -> Iterator[str]:
-    """The loaders whose batches may be anything, because only user-provided functions read them."""
-    if settings.evaluate is not None:
-        yield from ("holdout", "test")
-    if settings.fit is not None and data.score_on is not data.train:
-        yield "train"
-
-
 def check_weights(model: nn.Module) -> None:
     """ModelError if a weight or a buffer is NaN or infinite."""
     for name, tensor in model.state_dict().items():
@@ -88,27 +83,22 @@ def check_weights(model: nn.Module) -> None:
             )
 
 
-def warn_of_shared(loaders: Mapping[str, Batches]) -> None:
-    """A warning if two of train, holdout and test are the same images."""
-    for (one, a), (other, b) in combinations(
-        [(n, loaders[n]) for n in ("train", "holdout", "test") if n in loaders], 2
-    ):
-        if a is b or (_whole_set(a) is not None and _whole_set(a) is _whole_set(b)):
-            why = (
-                "decisions need images that the network was not trained on"
-                if "holdout" in (one, other) and "train" in (one, other)
-                else "figures on images that decided are too good"
-            )
+def _warn_of_shared(loaders: Mapping[str, Batches]) -> None:
+    """A warning if two of train, holdout and test are the same images: one loader, or all of one data set."""
+
+    def images(loader: Batches) -> object:
+        if isinstance(loader, DataLoader):
+            sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+            if isinstance(sampler, SequentialSampler | RandomSampler):
+                return loader.dataset
+        return loader
+
+    for (one, a), (other, b) in combinations(loaders.items(), 2):
+        if images(a) is images(b):
+            why = "figures on images that decided are too good"
+            if {one, other} == {"train", "holdout"}:
+                why = "decisions need images that the network was not trained on"
             logger.warning("%s and %s are the same images: %s", one, other, why)
-
-
-def _whole_set(loader: Batches) -> Any:
-    """The data set of a DataLoader that reads all of it; None for another."""
-    if not isinstance(loader, DataLoader):
-        return None
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    plain = isinstance(sampler, torch.utils.data.SequentialSampler | torch.utils.data.RandomSampler)
-    return loader.dataset if plain else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,11 +97,9 @@ class ResumableFolder:
         all_or_none(lambda: self._begin(config, loaders) if self.writes else None)
 
     def _begin(self, config: Mapping[str, Any], loaders: Loaders | None) -> None:
-        noun = self.noun
-        other = held_by(self.path)
-        if other not in (None, self.holds) and (other in (STUDY, PRUNING) or not self.has(CONFIG)):
+        noun, other, begun = self.noun, held_by(self.path), self.has(CONFIG)
+        if other not in (None, self.holds) and (other in (STUDY, PRUNING) or not begun):
             raise RunError(f"{self.path} holds {other}, not {self.holds}; use another folder")
-        begun = self.has(CONFIG)
         try:
             entries = [] if begun or not self.path.exists() else list(self.path.iterdir())
         except OSError as error:
@@ -110,11 +108,11 @@ class ResumableFolder:
         if any(not (path.name.startswith(".") and path.suffix in (".partial", ".part")) for path in entries):
             raise RunError(f"{self.path} is not empty and holds no {noun} ({CONFIG} is missing); use a new folder")
         config = {**config, **({} if loaders is None else {DATA: data_facts(loaders)})}
-        if not begun:
+        if begun:
+            before, now = self.identity(self.read(CONFIG)), self.identity(to_data(config))
+            refuse_other(self.path, noun, before, now, loaders)
+        else:
             self.write(CONFIG, config)
-            return
-        before, now = self.identity(self.read(CONFIG)), self.identity(to_data(config))
-        refuse_other(self.path, noun, before, now, loaders)
 
     def has(self, name: str) -> bool:
         """Whether a file exists."""
@@ -149,14 +147,8 @@ class ResumableFolder:
 
 
 class RunFolder(ResumableFolder):
-    """Reads and writes the files of one pruning run.
-
-    Args:
-        path: The folder.
-        writes: Whether this process writes.
-        about: What else goes into config.json, such as the command that started the run.
-        is_temporary: Whether the folder is removed with the result.
-    """
+    """The files of one pruning run. `about` is what else goes into config.json, such as the command that started it; a
+    temporary folder is removed with the result."""
 
     holds = PRUNING
 
@@ -217,9 +209,9 @@ class RunFolder(ResumableFolder):
     def check_result(self, model: nn.Module, plan: Plan) -> None:
         """FileError if the result of a finished run is not this network and plan: damaged, or changed by hand."""
         try:
-            found = read_tensors(self.path / MODEL_FILE)
+            there = {name: value.shape for name, value in read_tensors(self.path / MODEL_FILE).items()}
             wanted = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-            if Plan.load(self.path / PLAN_FILE) != plan or {n: value.shape for n, value in found.items()} != wanted:
+            if Plan.load(self.path / PLAN_FILE) != plan or there != wanted:
                 raise FileError("it is not that of the last round")
         except PrunusError as error:
             raise FileError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +46,7 @@ def refuse_other(
     """RunError unless what is in a folder may continue: every fact is the same, up to tolerances of data and answers.
 
     Args:
-        path: The folder.
-        what: What it holds, in a word.
-        before: The facts in the folder.
+        path: The folder, which holds a `what` (run or study) with the facts `before`.
         now: The facts of what should continue.
         loaders: The loaders that `now[DATA]` describes.
     """
@@ -143,8 +141,8 @@ PIXEL_TOLERANCE = 1e-4  # relative: the same image on another machine, or decode
 
 def data_facts(loaders: Loaders) -> Facts:
     """Plain values for JSON that tell data sets apart: the number of processes, and facts of each loader."""
-    seen = {id(loader): None if loader is None else loader_facts(loader) for loader in loaders.values()}
-    return {"processes": processes(), **{name: seen[id(loader)] for name, loader in loaders.items()}}
+    facts = {id(loader): None if loader is None else loader_facts(loader) for loader in loaders.values()}
+    return {"processes": processes(), **{name: facts[id(loader)] for name, loader in loaders.items()}}
 
 
 def loader_facts(loader: Batches) -> Facts:
@@ -155,42 +153,35 @@ def loader_facts(loader: Batches) -> Facts:
 
 def images_in(loader: Any) -> int | None:
     """Images of an epoch of a loader, whatever its batches and the share of this process; None if it hides them."""
-
-    def count() -> int | None:
-        if isinstance(loader, Loader):
-            return loader.order.total
-        if isinstance(loader, list | tuple):
-            return sum(count_images(unpack_any(batch, number)[0]) for number, batch in enumerate(loader))
-        if isinstance(loader, DataLoader):
-            chosen = _chosen(loader)
-            return len(loader.dataset) if chosen is None else len(chosen)  # type: ignore[arg-type]
-        known = getattr(loader, "num_images", None)
-        return known if isinstance(known, int) else None
-
-    images: int | None = _unless_it_fails(count)
-    return images
+    try:
+        with generators_kept(0):
+            if isinstance(loader, Loader):
+                return loader.order.total
+            if isinstance(loader, list | tuple):
+                return sum(count_images(unpack_any(batch, number)[0]) for number, batch in enumerate(loader))
+            if isinstance(loader, DataLoader):
+                return len(_positions(loader))
+            known = getattr(loader, "num_images", None)
+            return known if isinstance(known, int) else None
+    except Exception:  # noqa: BLE001  (any user-provided code may run here; a run reports its errors itself)
+        return None
 
 
 def _read(loader: Batches, count: int, times: int) -> list[Facts]:
     """Facts of the same few images, read several times; empty if they cannot be read."""
-    return _unless_it_fails(lambda: [_batch_facts(batch) for batch in _probe(loader, count, times)]) or [{}]
-
-
-def _unless_it_fails(look: Callable[[], Any]) -> Any:
-    """What `look` returns; None if the data set cannot be read in this way. A run reports its errors itself."""
     try:
         with generators_kept(0):
-            return look()
-    except Exception:  # noqa: BLE001  (any user-provided code may run here)
-        return None
+            return [_batch_facts(batch) for batch in _probe(loader, count, times)] or [{}]
+    except Exception:  # noqa: BLE001  (as above)
+        return [{}]
 
 
-def _chosen(loader: DataLoader[Any]) -> list[int] | None:
-    """Positions in the data set, if the loader's sampler chooses some of them."""
+def _positions(loader: DataLoader[Any]) -> Sequence[int]:
+    """Positions in the data set that a loader reads: those that its sampler chooses, or all."""
     batches = loader.batch_sampler
     sampler = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
     chosen = getattr(sampler, "indices", None)
-    return None if chosen is None else sorted(int(position) for position in chosen)
+    return range(len(loader.dataset)) if chosen is None else sorted(int(each) for each in chosen)  # type: ignore[arg-type]
 
 
 def _probe(loader: Any, count: int, times: int) -> Iterable[Batch]:
@@ -202,9 +193,8 @@ def _probe(loader: Any, count: int, times: int) -> Iterable[Batch]:
         return [_from_batches(loader, positions) for _ in range(times)]
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return []
-    chosen = _chosen(loader)
-    if chosen is not None:
-        positions = [chosen[position] for position in positions]
+    read = _positions(loader)
+    positions = [read[position] for position in positions]
     whole = loader.batch_size is not None or loader.batch_sampler is not None  # else an item is a batch already
     return DataLoader(
         _Seeded(loader.dataset),  # type: ignore[arg-type]
@@ -270,12 +260,9 @@ def _data_difference(old: Facts | None, new: Facts | None, name: str, loader: An
             return None
         started, there = ("without", "some") if old is None else ("with", "none")
         return f"it was started {started} {name}, and now there are {there}"
-    known = old.keys() & new.keys()
-    if "images" in known and old["images"] != new["images"]:
-        return f"there were {old['images']:,} {name}, and now there are {new['images']:,}"
-    for key in ("shape", "labels", "pixels"):
-        if key not in known or _alike(old[key], new[key], key):
-            continue
+    for key in _differing(old, new):
+        if key == "images":
+            return f"there were {old['images']:,} {name}, and now there are {new['images']:,}"
         # A data set with a random generator of its own gives something else each time, and says nothing.
         if any(again.get(key) != new[key] for again in _read(loader, new["images"], READS)):
             continue
@@ -289,17 +276,17 @@ def _data_difference(old: Facts | None, new: Facts | None, name: str, loader: An
 def same_images(one: Facts | None, other: Facts | None) -> bool:
     """Whether what is known of two sets of images agrees, up to the tolerance of pixels; what is not known does."""
     one, other = one or {}, other or {}
-    if one.get("images") != other.get("images"):
-        return False
-    return all(
-        _alike(one[key], other[key], key) for key in ("shape", "labels", "pixels") if key in one and key in other
-    )
+    return one.get("images") == other.get("images") and not _differing(one, other)
 
 
-def _alike(old: list[Any], new: list[Any], key: str) -> bool:
-    """Whether at least half of the images agree: other data differ nearly everywhere, a rare random change does not."""
-    if key == "shape":
-        return old == new
-    tolerance = PIXEL_TOLERANCE if key == "pixels" else 0.0
-    pairs = [np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(old, new, strict=False)]
-    return 2 * sum(pairs) >= len(pairs)
+def _differing(one: Facts, other: Facts) -> list[str]:
+    """The facts that both have and that differ. Labels and pixels do if less than half of the images agree: other data
+    differ nearly everywhere, a rare random change does not."""
+    both = one.keys() & other.keys()
+    differing: list[str] = [key for key in ("images", "shape") if key in both and one[key] != other[key]]
+    for key, tolerance in (("labels", 0.0), ("pixels", PIXEL_TOLERANCE)):
+        pairs = zip(one.get(key, []), other.get(key, []), strict=False)
+        same = [np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs]
+        if 2 * sum(same) < len(same):
+            differing.append(key)
+    return differing

@@ -28,26 +28,25 @@ def network_shape(graph: ChannelGraph) -> list[Node]:
     traced = graph.analysis.traced
     nodes: list[Node] = []
     origin: dict[fx.Node, int] = {}  # call -> the node that its value comes from
-
-    def add(kind: str, name: str, sources: list[int]) -> int:
-        nodes.append(Node(kind, name, tuple(sources)))
-        return len(nodes) - 1
-
     for call in traced.graph.nodes:
-        sources = list(dict.fromkeys(origin[each] for each in call.all_input_nodes if each in origin))
+        sources = tuple(dict.fromkeys(origin[each] for each in call.all_input_nodes if each in origin))
         layer = traced.layer_of(call)
         if call.op == "placeholder":
-            origin[call] = add(INPUT, call.name, [])
+            kind, name = INPUT, call.name
         elif call.op == "output":
-            add(OUTPUT, "output", sources)
+            kind, name = OUTPUT, "output"
         elif layer in graph.layers:
-            origin[call] = add(LAYER, str(layer), sources)
+            kind, name = LAYER, str(layer)
         elif len(sources) > 1:  # add, cat, mul: the name of a function or method; the last part of a module's name
             target = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", str(call.target))
             name = target.rpartition(".")[2].strip("_")
-            origin[call] = add(JOIN, {"iadd": "add", "imul": "mul", "concat": "cat"}.get(name, name), sources)
-        elif sources:
-            origin[call] = sources[0]
+            kind, name = JOIN, {"iadd": "add", "imul": "mul", "concat": "cat"}.get(name, name)
+        else:  # a call that only passes a value on
+            if sources:
+                origin[call] = sources[0]
+            continue
+        origin[call] = len(nodes)
+        nodes.append(Node(kind, name, sources))
     return nodes
 
 

@@ -7,15 +7,15 @@ round, no repair and no distillation (sections 3.2 and 4 of the paper).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from prunus.errors import DecideError
-from prunus.run.settings import Settings
+from prunus.run.settings import RARE, Settings
 from prunus.tasks import DEFAULT_TASK
 from prunus.train.settings import FineTuning, preset_of
-from prunus.util.options import default_of
+from prunus.util.options import as_typed, default_of
 from prunus.util.text import count
 from prunus.zoo.names import parse_holdout
 
@@ -40,7 +40,6 @@ FIXED: dict[str, tuple[Any, str]] = {
     "distill": (False, NO_TEACHER),
     **{f.name: (default_of(f), f"no {f.name}") for f in fields(FineTuning) if f.name not in MAY_DIFFER},
     "batch_norm": ("live", "live batch-norm statistics"),
-    "warmup": (None, "no warm-up"),
     "ema": (0.0, "no averaged weights"),
     "temperature": (4.0, NO_TEACHER),
     "distill_weight": (0.5, NO_TEACHER),
@@ -55,7 +54,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "speedup": (None, "no latency target"),
     "params": (None, "no goal in weights (Algorithm 1 counts MACs)"),
 }
-THE_SAME: dict[str, Any] = {"trials": "cut", "warmup": 0.0}  # another word for the paper's value
+THE_SAME: dict[str, Any] = {"trials": "cut"}  # another word for the paper's value
 OPTIONS = ("ridge", "tap")  # of G-SD, that may be given: the paper says nothing of them
 ALPHAS = (2.0, 4.0)
 IMAGENET_IMAGES = 10_000  # that score channels in each round; on CIFAR all training images do
@@ -73,17 +72,16 @@ def paper_settings(settings: Settings, data: str = "cifar10", model: str = "", g
 
     Args:
         settings: epochs, lr, k, preset and num_images are the paper's unless they are given.
-        data: A name, to choose the schedule and the number of images, as `model` is.
-        model: The network's name.
+        data, model: Names, which choose the schedule and the number of images.
         given: Settings that the user gave, perhaps with the value of the default.
     """
     defaults = {field.name: default_of(field) for field in fields(Settings)}
     for name in (*FIXED, "alpha"):
-        asked = getattr(settings, name)
-        left_out = asked is None or (asked == defaults[name] and name not in given)
-        words = None if left_out else contradiction(name, asked)
-        if words is not None:
-            raise DecideError(f"{words}: leave out {_typed(name, asked)}, or leave out --paper")
+        value = getattr(settings, name)
+        left_out = value is None or (value == defaults[name] and name not in given)
+        reason = None if left_out else contradiction(name, value)
+        if reason is not None:
+            raise DecideError(f"{reason}: leave out {_typed(name, value)}, or leave out --paper")
     chosen = settings.preset != defaults["preset"] or "preset" in given
     preset = preset_of(settings.preset if chosen else schedule_for(data, model), lr=settings.lr)
     some = IMAGENET_IMAGES if data.partition(":")[0] == "imagenet" else None
@@ -105,12 +103,12 @@ def contradiction(name: str, asked: Any) -> str | None:
         return None if inside else "the paper has an alpha in [2, 4]"
     if name not in FIXED:
         return None
-    value, words = FIXED[name]
+    value, papers = FIXED[name]
     if name == "metric_options":
         asked = {option: given for option, given in asked.items() if option not in OPTIONS}
     elif name == "metric" and isinstance(asked, str) and asked.startswith(f"{value}:"):
         asked = value if set(_options(asked.split(":")[1:])) <= set(OPTIONS) else asked
-    return None if asked in (value, THE_SAME.get(name)) else f"the paper has {words}"
+    return None if asked in (value, THE_SAME.get(name)) else f"the paper has {papers}"
 
 
 def departures(
@@ -119,20 +117,18 @@ def departures(
     """What differs from the paper's schedule, images, layers and goal, in words.
 
     Args:
-        settings: Those of the run.
-        data: The data set's name.
-        model: The network's name.
+        data, model: Their names.
         exclude: What the paper does not prune of this network; None if the network is not in the paper.
         units: Number of units that take part, to tell whether k is a third of them.
     """
     wanted = paper_settings(Settings(), data, model)
-    words_for_none = {"lr": "by a short test", "last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
+    none = {"lr": "by a short test", "last_epochs": "as before", "num_images": "all", "max_drop": "no limit"}
     lines = []
     for name in MAY_DIFFER:
-        papers, here = getattr(wanted, name), getattr(settings, name)
-        if papers != here:
-            shown = [words_for_none.get(name) if value is None else value for value in (papers, here)]
-            lines.append(f"{name} {shown[0]} -> {shown[1]}")
+        values = [getattr(each, name) for each in (wanted, settings)]
+        if values[0] != values[1]:
+            papers, here = (none.get(name) if value is None else value for value in values)
+            lines.append(f"{name} {papers} -> {here}")
     if settings.k is not None and (units is None or settings.k != max(1, round(units / 3))):
         lines.append(f"k a third of the units -> {settings.k}")
     if settings.only:
@@ -145,12 +141,8 @@ def departures(
 
 def option_of(settings: Settings, name: str) -> Any:
     """An option that was given to the metric; None if it is the default."""
-    return _metric_options(settings).get(name)
-
-
-def _metric_options(settings: Settings) -> dict[str, Any]:
     named = settings.metric if isinstance(settings.metric, str) else ""
-    return {**settings.metric_options, **_options(named.split(":")[1:])}
+    return {**settings.metric_options, **_options(named.split(":")[1:])}.get(name)
 
 
 def _options(parts: Sequence[str]) -> dict[str, Any]:
@@ -165,11 +157,7 @@ def _typed(name: str, asked: Any) -> str:
     """A setting as it is typed on the command line; its name alone if only Python can give it."""
     if callable(asked) or isinstance(asked, dict):
         return name
-    option = name.replace("_", "-")
-    if isinstance(asked, bool):
-        return f"--{option}" if asked else f"--no-{option}"
-    whole = isinstance(asked, float) and asked.is_integer() and asked >= 1000  # 63000000, not 63000000.0
-    return f"--{option} {asked:.0f}" if whole else f"--{option} {asked}"
+    return " ".join(as_typed(name, asked, RARE))
 
 
 # -- what a run costs
@@ -189,11 +177,6 @@ class PaperCost:
     epoch_seconds: float
     speeds: tuple[float, float]  # images per second that were measured: forward, in training
 
-    @property
-    def round_seconds(self) -> float:
-        """Seconds of a round that is not the last, at the speed of the unpruned network."""
-        return self.ranking_seconds + self.epochs * self.epoch_seconds
-
     def epochs_in(self, rounds: int) -> int:
         """Epochs of all rounds."""
         return (rounds - 1) * self.epochs + self.last_epochs
@@ -201,8 +184,9 @@ class PaperCost:
     @property
     def seconds(self) -> tuple[float, float]:
         """From the fewest rounds, if time falls with the MACs, to the most at the speed of the unpruned network."""
-        if self.rounds is None:
-            return self.ranking_seconds + self.epochs * self.epoch_seconds * (1 - self.share), self.round_seconds
+        if self.rounds is None:  # of one round
+            training = self.epochs * self.epoch_seconds
+            return self.ranking_seconds + training * (1 - self.share), self.ranking_seconds + training
         fewest, most = self.rounds
         quick = 0.0
         for number in range(fewest):
@@ -238,13 +222,13 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     a step is step x sqrt(MACs left), which makes 2 (1 - sqrt(left)) / step rounds of shares of the network.
     """
     from prunus.deciding.goal import TOLERANCE
-    from prunus.deciding.splits import SplitTask, in_order, step_at_alpha_1
+    from prunus.deciding.splits import SplitInputs, in_order, step_at_alpha_1
 
     budget = settings.budget(graph)
-    task = SplitTask(graph, in_order(graph), budget, settings)
-    step, now = settings.alpha * step_at_alpha_1(task), task.cost({})
+    inputs = SplitInputs(graph, in_order(graph), budget, settings)
+    step, now = settings.alpha * step_at_alpha_1(inputs), inputs.cost({})
     score = speed.forward * min(settings.num_images or train_images, train_images)
-    rank = PARTIAL * speed.forward * held_out * len(task.names)
+    rank = PARTIAL * speed.forward * held_out * len(inputs.names)
     epoch = speed.train * train_images + speed.forward * held_out
     last = settings.epochs if settings.last_epochs is None else settings.last_epochs
     rounds = None
@@ -330,7 +314,7 @@ def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, 
     points = open_points(OpenChoices(ridges, taps, settings.alpha, settings.k, data, holdout, retrains=retrains))
     known = data.partition(":")[0] in PAPERS_DATA or settings.preset != schedule_for(data)
     schedule = "" if known else f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."
-    return tuple(words for words in (*points.values(), schedule) if words)
+    return tuple(sentence for sentence in (*points.values(), schedule) if sentence)
 
 
 def options_in(metrics: str, option: str) -> list[Any]:
@@ -372,3 +356,49 @@ def _images(data: str, holdout: str | None) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+# -- differences.md, in the run's folder
+
+DIFFERENCES = "differences.md"
+PAPER = "Liu, Wentzlaff and Kung, *Rethinking Class-Discrimination Based CNN Channel Pruning*, 2020 (arXiv:2004.14492)"
+
+
+def differences(settings: Settings, about: Mapping[str, Any]) -> str:
+    """What of a run is not as in the paper, as markdown.
+
+    Args:
+        settings: Those of the run, filled in.
+        about: What the run's config.json says of the command: data set and network have names there.
+    """
+    command, values = about.get("command") or {}, settings.to_dict()
+    data, model = str(command.get("data") or ""), str(command.get("model") or "")
+    other: list[str] = []
+    same: list[str] = []
+    for name in (*FIXED, "alpha"):
+        reason, value = contradiction(name, getattr(settings, name)), values.get(name)
+        if reason is None:
+            same.append(name)
+        elif name != "alpha" or settings.ranks:  # alpha is of Algorithm 1
+            shown = "not set" if value is None else "on" if value is True else "off" if value is False else value
+            other.append(f"`{name}` is {shown}: {reason}")
+    by_its_method = not other
+    changed = departures(settings, data or "cifar10", model)
+    if not settings.retrains_at_all:  # a schedule that nothing follows
+        changed = [text for text in changed if text.partition(" ")[0] not in ("preset", "lr", "mixed_precision")]
+    other += [f"{text} (the paper -> this run)" for text in changed]
+    if not data:
+        other.append("the data set has no name: schedule and number of images are compared with those for CIFAR")
+    open_here = left_open(settings, data or "cifar10", command.get("holdout")) if by_its_method else ()
+    return as_markdown(other, open_here, same)
+
+
+def as_markdown(other: Sequence[str], left_open: Sequence[str] = (), same: Sequence[str] = ()) -> str:
+    """The file: what differs, what the paper leaves open, and which settings are the paper's."""
+    lines = ["# How this run differs from the paper", "", f"The paper: {PAPER}.", ""]
+    lines += ["## Different", "", *(f"- {text}" for text in other or ["nothing that settings can say"]), ""]
+    if left_open:
+        lines += ["## Left open in the paper, and what was done here", "", *(f"- {text}" for text in left_open), ""]
+    if same:
+        lines += ["## As in the paper", "", f"The settings {', '.join(f'`{name}`' for name in same)}.", ""]
+    return "\n".join(lines)

@@ -1,14 +1,14 @@
 """One round: measure, decide, prune, repair, retrain. Each step writes its result to the folder before the next begins.
 
-Measuring knows no goal: `Measurements` has the scores of channels and the ranking of units. `plan_for` decides on a
-plan for one budget, from what was measured, and `candidate` makes the network of it.
+Measuring knows no goal: `Measurements` has the scores of channels and the ranking of units. `make_candidate` decides on
+a plan for one budget, from what was measured, and makes the network of it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,16 +22,17 @@ from prunus.deciding.costs import table_cost
 from prunus.deciding.goal import Budget
 from prunus.deciding.sensitivity import Sensitivity, sensitivity
 from prunus.deciding.settings import SPLITS, SplitSettings
-from prunus.deciding.splits import SplitTask, uniform
+from prunus.deciding.splits import SplitInputs, uniform
 from prunus.errors import DataError, RunError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan, same_origin
+from prunus.graph.units import Unit
 from prunus.plots.choices import some_images
 from prunus.plots.run_pictures import NUM_IMAGES, PICTURES, take_pictures, to_bytes
 from prunus.repairing.repair import REPAIRS
 from prunus.repairing.unit_repair import UnitRepair, repair_each
-from prunus.run.context import Judged, RunContext, class_names
+from prunus.run.context import ImageQuality, RunContext, class_names
 from prunus.run.folder import ROUND_FILE, SENSITIVITY_FILE
 from prunus.run.speed_check import Check, plan_in_time
 from prunus.scoring.metrics import metric_of
@@ -105,29 +106,29 @@ def run_round(
     current: nn.Module,
     so_far: Plan,
     before: Evaluation,
-    chosen_one: Candidate | None = None,
+    candidate: Candidate | None = None,
 ) -> tuple[Outcome, nn.Module, Plan]:
     """One round from the network `current`, which `so_far` leads to. What is in the folder already is not repeated.
 
     Args:
         earlier: The rounds before this one.
         before: The quality of `current`.
-        chosen_one: The pruned and repaired network of this round, if it was chosen among several.
+        candidate: The pruned and repaired network of this round, if it was chosen among several.
 
     Returns:
         The outcome, the round's network, and the plan that leads to it from the original one.
     """
     folder, settings, data = context.folder, context.settings, context.data
     number = len(earlier) + 1
-    if chosen_one is None:
+    if candidate is None:
         graph = context.graph
         if current is not context.original:
             graph = trace(current, graph.example, graph.streams)
         measured = Measurements(context, number, graph, PhaseClock())
         rounds_left = (settings.rounds or 1) - number + 1
         budget = context.budget.aim(context.budget.of(graph)({}), rounds_left)
-        chosen_one = candidate(measured, budget, so_far)
-    measured, plan, pruned = chosen_one.measured, chosen_one.plan, chosen_one.model
+        candidate = make_candidate(measured, budget, so_far)
+    measured, plan, pruned = candidate.measured, candidate.plan, candidate.model
     graph, clock = measured.graph, measured.clock
     folder.write_text(folder.in_round(number, f"step-{PLAN_FILE}"), plan.to_json())
     if number == 1:
@@ -136,14 +137,14 @@ def run_round(
     cut = None
     if REPAIRS.find(settings.repair).needs_images:
         cut = context.evaluate(prune(graph, plan, check=False), data.holdout, f"{measured.label}: evaluate")
-    repaired = chosen_one.quality.evaluation
+    repaired = candidate.quality.evaluation
     composed = so_far.then(plan)
     is_last = not chosen or settings.ratio is not None or context.met(composed, number)
     epochs = settings.last_epochs if is_last and settings.last_epochs is not None else settings.epochs
     mimicked, losses = None, tuple[float, ...]()
     if settings.mimic:
         with clock("mimic"):
-            pruned, mimicked, losses = _mimic(context, number, chosen_one, composed)
+            pruned, mimicked, losses = _mimic(context, number, candidate, composed)
     with clock("retrain"):
         done = sum(len(outcome.retraining) for outcome in earlier)
         trained, history, kept = _retrain(context, number, pruned, epochs, done)
@@ -167,7 +168,7 @@ def run_round(
         last=not chosen,
         retraining=history,
         cut=cut,
-        layer_errors=chosen_one.errors,
+        layer_errors=candidate.errors,
         kept_epoch=kept,
         alpha=folder.record(ranking, Sensitivity).alpha if folder.has(ranking) else None,
         mimicked=mimicked,
@@ -215,7 +216,7 @@ class Measurements:
         folder = context.folder.path / place
         if (folder / "scores.json").exists():
             return next(iter(load_scores(folder).values()))
-        known = context.evidence.find(f"{place}/scores.json")
+        known = context.shared.find(f"{place}/scores.json")
         with self.clock("score"):
             scores = self._score() if known is None else next(iter(load_scores(known.parent).values()))
         if context.folder.writes:
@@ -223,17 +224,18 @@ class Measurements:
         return scores
 
     def _score(self) -> Scores:
-        context, settings = self.context, self.context.settings
+        context, settings, other = self.context, self.context.settings, self.other
         metric, seed = settings.metric, settings.seed + self.number
         assert metric is not None  # filled in when the run starts
         from_repair = isinstance(metric, str) and metric_of(metric).needs == "reader_inputs"
         known: dict[str, Vector] = {}
-        if from_repair and self.other is not None:
-            known = {n: v for n, v in self.other.scores.values.items() if self._is_in(self.other.graph, n)}
+        if from_repair and other is not None:
+            units = {name: unit for name, unit in self.graph.units.items() if name in other.graph.units}
+            same = {name for name, unit in units.items() if _same_unit(unit, other.graph.units[name])}
+            known = {name: values for name, values in other.scores.values.items() if name in same}
         source = self.unit_repair if from_repair else context.data.score_on
         if known:
-            seen = replace(self.unit_repair.seen, known=frozenset(known))
-            source = UnitRepair(self.unit_repair.how, seen)
+            source = UnitRepair(self.unit_repair.how, replace(self.unit_repair.seen, known=frozenset(known)))
         with generators_kept(seed):  # a loader that shuffles with them gives the same order again
             scores: Scores = score(
                 self.graph,
@@ -246,19 +248,6 @@ class Measurements:
                 **settings.metric_options,
             )
         return replace(scores, values={**known, **scores.values}) if known else scores
-
-    def _is_in(self, other: ChannelGraph, name: str) -> bool:
-        """Whether a unit of another graph is the same here: the same layers read the same channels."""
-        here, there = self.graph.units.get(name), other.units[name]
-        return (
-            here is not None
-            and (here.width, here.granule) == (there.width, there.granule)
-            and [r.module for r in here.readers] == [r.module for r in there.readers]
-            and all(
-                np.array_equal(a.channels, b.channels) and np.array_equal(a.inputs, b.inputs)
-                for a, b in zip(here.readers, there.readers, strict=True)
-            )
-        )
 
     @cached_property
     def unit_repair(self) -> UnitRepair:
@@ -276,15 +265,15 @@ class Measurements:
             progress=lambda done, total: self.context.say(f"{self.label}: score", done, total),
         )
 
-    def rank(self, asked: SplitSettings) -> Sensitivity:
+    def rank(self, settings: SplitSettings) -> Sensitivity:
         """What held-out images say of each unit. A round ranks once: at the alpha that is asked for first."""
         context, folder = self.context, self.context.folder
         name = folder.in_round(self.number, SENSITIVITY_FILE)
         if folder.has(name):
             return folder.record(name, Sensitivity)
-        if asked.cost == "latency" and context.table is not None:
-            asked = replace(asked, cost=table_cost(self.graph, context.table))
-        provided, measure = context.settings.evaluate, asked.measure
+        if settings.cost == "latency" and context.table is not None:
+            settings = replace(settings, cost=table_cost(self.graph, context.table))
+        provided, measure = context.settings.evaluate, settings.measure
         if provided is not None and not callable(measure):  # it measures accuracy and loss here too
 
             def by_provided_evaluation(model: nn.Module, holdout: Batches) -> float:
@@ -292,15 +281,15 @@ class Measurements:
                 return evaluation.quality if measure == "accuracy" else -evaluation.loss
 
             by_provided_evaluation.__name__ = str(getattr(provided, "__name__", "own"))
-            asked = replace(asked, measure=by_provided_evaluation)
+            settings = replace(settings, measure=by_provided_evaluation)
         with self.clock("sensitivity"):
             ranking = sensitivity(
                 self.graph,
                 self.scores,
                 context.data.holdout,
-                asked,
-                ratios=(asked.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
-                repair=self.unit_repair if asked.trials == "repaired" else None,
+                settings,
+                ratios=(settings.trial_ratio,),  # the other points of Li et al.'s curves decide nothing
+                repair=self.unit_repair if settings.trials == "repaired" else None,
                 widths=context.widths,
                 progress=lambda done, total: context.say(f"{self.label}: sensitivity", done, total),
             )
@@ -308,26 +297,16 @@ class Measurements:
         return ranking
 
 
-def plan_for(
-    measured: Measurements, budget: Budget, *, ratio: float | None = None, timed: bool = True, step: int | None = None
-) -> tuple[Plan, Check | None]:
-    """The plan for one budget, or for a share of every unit, in the numbering of the measured network.
-
-    A latency target is timed, unless the table alone should decide: then there is no `Check`. Widths are multiples of
-    `step`, or as the settings say.
-    """
-    context, settings = measured.context, measured.context.settings
-    if step is not None:
-        settings = replace(settings, round_to=step)
-    task = SplitTask(measured.graph, measured.scores, budget, settings, measured.rank, context.widths)
-    with measured.clock("decide"):
-        if ratio is not None:
-            return uniform(task.graph, task.scores, ratio, units=task.names, round_to=settings.round_to), None
-        assert settings.split is not None  # filled in when the run starts
-        split = SPLITS.find(settings.split).plan
-        if not timed:
-            return split(task), None
-        return plan_in_time(context, measured.place, measured.label, task, split)
+def _same_unit(here: Unit, there: Unit) -> bool:
+    """Whether units of two graphs are the same: the same layers read the same channels."""
+    return (
+        (here.width, here.granule) == (there.width, there.granule)
+        and [reader.module for reader in here.readers] == [reader.module for reader in there.readers]
+        and all(
+            np.array_equal(a.channels, b.channels) and np.array_equal(a.inputs, b.inputs)
+            for a, b in zip(here.readers, there.readers, strict=True)
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -338,11 +317,11 @@ class Candidate:
     plan: Plan  # in the numbering of the measured network
     model: nn.Module
     errors: dict[str, list[float]]  # layer -> error before and after its repair
-    quality: Judged  # held-out
+    quality: ImageQuality  # held-out
     check: Check | None = None  # what was measured of the plan, for a latency target
 
 
-def candidate(
+def make_candidate(
     measured: Measurements,
     budget: Budget,
     so_far: Plan | None = None,
@@ -352,22 +331,35 @@ def candidate(
     step: int | None = None,
     plan: Plan | None = None,
 ) -> Candidate:
-    """The network for one budget, pruned, repaired and judged.
+    """The network for one budget, or for a share of every unit: pruned, repaired and evaluated.
 
     Args:
         so_far: The plan that leads to the measured network; None for the original one.
-        ratio, timed, step: As in `plan_for`. The ratio is that of the settings if it is not given.
+        ratio: The share; that of the settings if it is not given.
+        timed: Whether a latency target is timed, or the table alone decides.
+        step: Widths are multiples of it; None: as the settings say.
         plan: If it is known already.
     """
-    context, check = measured.context, None
-    _ = measured.scores  # in a phase of its own
+    context, settings, scores, check = measured.context, measured.context.settings, measured.scores, None
     if plan is None:
-        plan, check = plan_for(measured, budget, ratio=ratio or context.settings.ratio, timed=timed, step=step)
+        settings = replace(settings, round_to=step or settings.round_to)
+        inputs = SplitInputs(measured.graph, scores, budget, settings, measured.rank, context.widths)
+        ratio = ratio or settings.ratio
+        with measured.clock("decide"):
+            if ratio is not None:
+                plan = uniform(inputs.graph, inputs.scores, ratio, units=inputs.names, round_to=settings.round_to)
+            else:
+                assert settings.split is not None  # filled in when the run starts
+                split = SPLITS.find(settings.split).plan
+                if timed:
+                    plan, check = plan_in_time(context, measured.place, measured.label, inputs, split)
+                else:
+                    plan = split(inputs)
     so_far = so_far or Plan.of(measured.graph, {})
-    with measured.clock("prune" if context.settings.repair == "none" else "repair"):
+    with measured.clock("prune" if settings.repair == "none" else "repair"):
         model, errors = _repair(context, measured.label, measured.graph, plan, so_far)
     with measured.clock("evaluate"):
-        quality = context.judge(model, context.data.holdout, f"{measured.label}: evaluate")
+        quality = context.evaluate_images(model, context.data.holdout, f"{measured.label}: evaluate")
     return Candidate(measured, plan, model, errors, quality, check)
 
 
@@ -472,23 +464,19 @@ def _mimic(
 def _retrain(
     context: RunContext, number: int, pruned: nn.Module, epochs: int, done: int
 ) -> tuple[nn.Module, tuple[Epoch, ...], int | None]:
-    """The network after retraining: its best epoch by held-out quality, where `pruned` is epoch 0.
-
-    Args:
-        epochs: Of this round.
-        done: Epochs that earlier rounds retrained.
+    """The network after `epochs` of retraining; earlier rounds had `done`. The best epoch by held-out quality is kept.
 
     Returns:
-        The network, its history, and the epoch that was kept: None if it was not retrained, or by a user-provided
-        function.
+        The network, its history, and the epoch that was kept, where `pruned` is epoch 0: None if it was not retrained,
+        or by a user-provided function.
     """
-    settings, data = context.settings, context.data
+    settings, data, folder = context.settings, context.data, context.folder
     if settings.fit is not None:
         with generators_kept(settings.seed + number):
             return _checked_fit(settings.fit(pruned, data.train, data.holdout), pruned), (), None
     if epochs == 0:
         return pruned, (), None
-    shared: dict[str, Any] = {  # settings of `fit` for the test of rates and the training alike
+    common: dict[str, Any] = {  # settings of `fit` for the test of rates and the training alike
         "teacher": context.original if settings.has_teacher else None,
         "seed": settings.seed + number,
         "first_epoch": done,  # a loader's order and crops follow the number of the epoch, not this seed
@@ -496,45 +484,38 @@ def _retrain(
         **settings.fine_tuning,
     }
     schedule = preset_of(settings.preset, epochs=epochs, lr=settings.lr)
-    # A rate or preset that the user named is not changed.
+    # A rate or preset that the user named is not changed. Otherwise a short test chooses the rate.
     if settings.lr is None and settings.preset == DEFAULT_PRESET:
         if settings.repair == "solve":
             schedule = preset_of(schedule, lr=AFTER_REPAIR)
-        schedule = preset_of(schedule, lr=_tested_rate(context, number, pruned, schedule, shared))
+        name = folder.in_round(number, RATE)
+        if not folder.has(name):
+            tries = try_rates(
+                pruned,
+                data.train,
+                data.holdout,
+                schedule,
+                evaluate=context.evaluate,
+                progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
+                **common,
+            )
+            folder.write(name, {"lr": best_rate(tries), "tries": tries})
+            folder.wait_for_writer()
+        # Read from the file, also when it was just written: all processes must train at one rate.
+        schedule = preset_of(schedule, lr=folder.parse(name, lambda record: float(record["lr"])))
     fitted = fit(
         pruned,
         data.train,
         data.holdout,
         preset=schedule,
         keep_best=True,
-        checkpoint_dir=context.folder.round(number) / "checkpoint",
+        checkpoint_dir=folder.round(number) / "checkpoint",
         evaluate=context.evaluate,
         progress=steps_of_epochs(context.say, f"round {number}: retrain"),
         on_epoch=lambda epoch: context.track(epoch_figures(epoch, context.quality), done + epoch.number),
-        **shared,
+        **common,
     )
     return fitted.model, fitted.history, fitted.kept
-
-
-def _tested_rate(
-    context: RunContext, number: int, pruned: nn.Module, schedule: Any, shared: Mapping[str, Any]
-) -> float:
-    """The learning rate that a short test chooses."""
-    folder, name = context.folder, context.folder.in_round(number, RATE)
-    if not folder.has(name):
-        tries = try_rates(
-            pruned,
-            context.data.train,
-            context.data.holdout,
-            schedule,
-            evaluate=context.evaluate,
-            progress=lambda done, total: context.say(f"round {number}: learning rate", done, total),
-            **shared,
-        )
-        folder.write(name, {"lr": best_rate(tries), "tries": tries})
-        folder.wait_for_writer()
-    # Read from the file, also when it was just written: all processes must train at one rate.
-    return folder.parse(name, lambda record: float(record["lr"]))
 
 
 def _checked_fit(returned: Any, pruned: nn.Module) -> nn.Module:

@@ -21,8 +21,9 @@ from prunus.graph.plan import Plan
 from prunus.graph.units import Streams
 from prunus.run.context import RunContext
 from prunus.run.folder import SEARCH, SPEED, RunFolder
-from prunus.run.round import Candidate, Measurements, PhaseClock, candidate
-from prunus.run.speed_check import ALIGNED, SpeedChecks, is_checked, known_checks, time_beside
+from prunus.run.round import Candidate, Measurements, PhaseClock, make_candidate
+from prunus.run.settings import within
+from prunus.run.speed_check import ALIGNED, SpeedChecks, is_checked, known_checks, measured_speedup
 from prunus.scoring.scores import save_scores
 from prunus.tasks.evaluate import Evaluation
 from prunus.timing.latency import Speedup
@@ -34,7 +35,6 @@ MOST_POINTS = 8  # cuts that a search tries, besides the goal itself
 NEAR = 1.04  # the search ends when the cuts that are allowed and that are not are as near as this
 ALIGNED_SHARES = (1.0, 0.85, 0.7)  # of the best cut, as powers of it: aligned widths lose more
 BOUND = 1.64  # standard errors: one-sided, 95%
-ROUNDING = 1e-7  # a drop of exactly max_drop is allowed
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Search:
 
     def allows(self, point: Point) -> bool:
         """Whether a point loses no more than max_drop."""
-        return point.drop is not None and (self.max_drop is None or point.drop <= self.max_drop + ROUNDING)
+        return point.drop is not None and within(point.drop, self.max_drop)
 
     def nearly_allows(self, point: Point) -> bool:
         """Whether a point loses more than max_drop by less than the standard error of its drop."""
@@ -89,20 +89,16 @@ def search_of(folder: RunFolder) -> Search | None:
     return folder.record(name, Search) if folder.has(name) else None
 
 
-def is_needed(context: RunContext) -> bool:
-    """Whether the first round tries several networks."""
-    return context.settings.streams is None or context.settings.searches
-
-
 def choose(context: RunContext) -> tuple[RunContext, Candidate | None]:
     """The run with the streams that were chosen, and the network of its first round.
 
     None instead of a network: every cut loses more than max_drop, or the first round is finished already.
     """
-    found, ways = search_of(context.folder), _ways(context)
-    if found is not None and found.done and (found.result is None or context.folder.finished_rounds()):
-        return context.with_streams(ways[0] if found.result is None else found.result.streams), None
-    tries = _Tries(context, ways, found)
+    known = search_of(context.folder)
+    ways = BOTH if context.settings.streams is None else (context.settings.streams,)
+    if known is not None and known.done and (known.result is None or context.folder.finished_rounds()):
+        return context.with_streams(ways[0] if known.result is None else known.result.streams), None
+    tries = Tries(context, ways, known)
     if not tries.search.done:
         best = tries.goal() if context.settings.given != ["max_drop"] else None
         if best is None or not tries.search.allows(tries.search.points[best]):
@@ -115,14 +111,11 @@ def choose(context: RunContext) -> tuple[RunContext, Candidate | None]:
     return tries.contexts[tries.search.result.streams], tries.chosen()
 
 
-def _ways(context: RunContext) -> tuple[Streams, ...]:
-    return BOTH if context.settings.streams is None else (context.settings.streams,)
+class Tries:
+    """The points of a search, in their order. `search` is what search.json holds; `known`, what an earlier process
+    has written there."""
 
-
-class _Tries:
-    """The points of a search, in their order. `search` is what search.json holds."""
-
-    def __init__(self, context: RunContext, ways: tuple[Streams, ...], found: Search | None) -> None:
+    def __init__(self, context: RunContext, ways: tuple[Streams, ...], known: Search | None) -> None:
         self.context, self.folder, self.ways = context, context.folder, ways
         self.contexts: dict[str, RunContext] = {streams: context.with_streams(streams) for streams in ways}
         clock = PhaseClock()
@@ -130,8 +123,8 @@ class _Tries:
         for streams, each in self.contexts.items():
             trial, first = (streams if len(ways) > 1 else ""), next(iter(self.measured.values()), None)
             self.measured[streams] = Measurements(each, 1, each.graph, clock, trial, first)
-        self.known = () if found is None else found.points
-        self.search = found if found is not None and found.done else Search((), context.settings.max_drop)
+        self.known = () if known is None else known.points
+        self.search = known if known is not None and known.done else Search((), context.settings.max_drop)
         self.candidates: dict[int, Candidate] = {}  # the networks that may still be the result
 
     # -- points
@@ -144,22 +137,30 @@ class _Tries:
             return context.budget.aim(now, context.settings.rounds or 1)
         return replace(context.budget, left=context.budget.whole / cut)
 
-    def try_(self, streams: Streams, cut: float | None, step: int | None = None) -> int:
+    def add(self, streams: Streams, cut: float | None, step: int | None = None) -> int:
         """Add the point of a cut, or of the goal itself. What is known already is not made again."""
         points = self.search.points
         place, asked = len(points), cut is None
         if place < len(self.known):
             point = self.known[place]
         else:
+            point = Point(streams, cut or self.top, asked, step=step)
             try:
-                one = self.make(streams, cut, step)
-                point = self.judged(one, Point(streams, cut or self.top, asked, step=step))
-                self.candidates[place] = one
-            except DecideError as error:
+                candidate = self.candidates[place] = self.make(streams, cut, step)
+                context, factor = self.contexts[streams], self.context.quality.factor
+                drop, error = context.base().drop_to(candidate.quality)
+                point = replace(
+                    point,
+                    predicted=context.budget.whole / context.budget.of(context.graph)(candidate.plan.keep),
+                    quality=candidate.quality.evaluation,
+                    drop=factor * drop,
+                    error=None if error is None else factor * error,
+                    measured=None if candidate.check is None else candidate.check.latest,
+                )
+            except DecideError as reason:
                 if len(self.ways) == 1 and asked:
                     raise
-                logger.info("%s streams: %s", streams, error)
-                point = Point(streams, cut or self.top, asked, step=step)
+                logger.info("%s streams: %s", streams, reason)
         self.search = replace(self.search, points=(*points, point))
         self.folder.write(self.folder.in_round(1, SEARCH), self.search)
         return place
@@ -167,46 +168,30 @@ class _Tries:
     def make(self, streams: Streams, cut: float | None, step: int | None = None) -> Candidate:
         """The network of a cut. The goal itself is timed where it is a latency target; of smaller cuts the table
         decides."""
+        budget = self.budget(streams, cut)
         ratio = None if cut is None or self.context.settings.ratio is None else 1 - 1 / cut
-        return candidate(self.measured[streams], self.budget(streams, cut), ratio=ratio, timed=cut is None, step=step)
-
-    def judged(self, one: Candidate, point: Point) -> Point:
-        context, factor = one.measured.context, one.measured.context.quality.factor
-        drop, error = context.base().drop_to(one.quality)
-        spent = context.budget.of(context.graph)(one.plan.keep)
-        return replace(
-            point,
-            predicted=context.budget.whole / spent,
-            quality=one.quality.evaluation,
-            drop=factor * drop,
-            error=None if error is None else factor * error,
-            measured=None if one.check is None else one.check.latest,
-        )
+        return make_candidate(self.measured[streams], budget, ratio=ratio, timed=cut is None, step=step)
 
     @property
     def top(self) -> float:
         """The cut that the goal asks for; without a goal, the largest one that can be had."""
-        context = self.context
-        if context.settings.ratio is not None:
-            return 1 / (1 - context.settings.ratio)
-        if context.budget.left is not None:
-            return context.budget.whole / context.budget.left
-        return max(self.reach(streams) for streams in self.ways)
-
-    def reach(self, streams: Streams) -> float:
-        """The largest cut that can be had."""
-        context = self.contexts[streams]
-        settings, cost = context.settings, context.budget.of(context.graph)
-        names = candidates(context.graph, settings.exclude, settings.only)
-        return context.budget.whole / lowest_cost(
-            context.graph, names, cost, settings.round_to, blocks=removes_blocks(settings)
-        )
+        settings, budget = self.context.settings, self.context.budget
+        if settings.ratio is not None:
+            return 1 / (1 - settings.ratio)
+        if budget.left is not None:
+            return budget.whole / budget.left
+        lowest = []
+        for context in self.contexts.values():
+            graph, cost = context.graph, context.budget.of(context.graph)
+            names = candidates(graph, settings.exclude, settings.only)
+            lowest.append(lowest_cost(graph, names, cost, settings.round_to, blocks=removes_blocks(settings)))
+        return budget.whole / min(lowest)
 
     # -- decisions
 
     def goal(self) -> int:
         """The place of the point that meets the goal: the better one, if streams are treated in both ways."""
-        places = [self.try_(streams, None) for streams in self.ways]
+        places = [self.add(streams, None) for streams in self.ways]
         able = [place for place in places if self.search.points[place].quality is not None]
         if not able:
             self.make(self.ways[0], None)  # raises what was out of reach
@@ -220,16 +205,14 @@ class _Tries:
     def is_better(self, new: int, old: int) -> bool:
         """Whether a network is better than another one: as fast as asked where the other is not; or else of higher
         quality by more than a standard error; or else faster beyond the intervals of the measurements."""
-        one, other = self.search.points[new], self.search.points[old]
+        now, before = self.search.points[new].measured, self.search.points[old].measured
         asked = self.context.settings.speedup or 0.0
-        if one.measured is not None and other.measured is not None:
-            enough = [point.measured.ratio >= asked for point in (one, other) if point.measured is not None]
-            if enough[0] != enough[1]:
-                return enough[0]
+        if now is not None and before is not None and (now.ratio >= asked) != (before.ratio >= asked):
+            return now.ratio >= asked
         drop, error = self.network(old).quality.drop_to(self.network(new).quality)
         if drop and (error is None or abs(drop) >= error):
             return drop < 0
-        return one.measured is not None and other.measured is not None and one.measured.low > other.measured.high
+        return now is not None and before is not None and now.low > before.high
 
     def bisect(self) -> int | None:
         """The place of the largest cut that loses no more than max_drop; None if there is none.
@@ -246,7 +229,7 @@ class _Tries:
             cut = math.sqrt((doubtful or low) * high)
             near = False
             for streams in ways:
-                place = self.try_(streams, cut)
+                place = self.add(streams, cut)
                 point = self.search.points[place]
                 if self.search.allows(point):
                     low, best, doubtful = max(cut, min(point.predicted, high)), place, None
@@ -271,7 +254,7 @@ class _Tries:
         point = self.search.points[best]
         step = math.lcm(self.contexts[point.streams].settings.round_to or 1, ALIGNED)
         for share in ALIGNED_SHARES:
-            place = self.try_(point.streams, point.cut**share, step)
+            place = self.add(point.streams, point.cut**share, step)
             if self.search.allows(self.search.points[place]):
                 new, old = self.timed(place), self.timed(best)
                 no_worse = (self.search.points[place].drop or 0.0) <= (self.search.points[best].drop or 0.0)
@@ -284,9 +267,9 @@ class _Tries:
         point = self.search.points[place]
         if point.measured is not None:
             return point.measured
-        one = self.network(place)
-        self.context.say(f"{one.measured.label}: speed", 0, 1)
-        measured = time_beside(one.measured.context, one.model).speedup
+        candidate = self.network(place)
+        self.context.say(f"{candidate.measured.label}: speed", 0, 1)
+        measured = measured_speedup(candidate.measured.context, candidate.model)
         points = list(self.search.points)
         points[place] = replace(point, measured=measured)
         self.search = replace(self.search, points=tuple(points))
@@ -294,7 +277,7 @@ class _Tries:
         return measured
 
     def network(self, place: int) -> Candidate:
-        """The network of a point: made now, if an earlier process has judged it."""
+        """The network of a point: made now, if an earlier process has evaluated it."""
         if place not in self.candidates:
             point = self.search.points[place]
             self.candidates[place] = self.make(point.streams, None if point.asked else point.cut, point.step)
@@ -302,7 +285,7 @@ class _Tries:
 
     def forget_all_but(self, place: int) -> None:
         """Free the memory of networks that will not be the result."""
-        self.candidates = {each: one for each, one in self.candidates.items() if each == place}
+        self.candidates = {each: network for each, network in self.candidates.items() if each == place}
 
     # -- the result
 
@@ -315,13 +298,14 @@ class _Tries:
                 *(self.search.max_drop, self.context.quality.difference_unit),
             )
         else:
-            one, folder = self.network(best), self.folder
-            if folder.writes and one.measured.trial:
-                save_scores({one.measured.scores.metric: one.measured.scores}, folder.round(1))
-            checks = known_checks(folder, one.measured.place) if self.search.points[best].asked else ()
+            candidate, folder = self.network(best), self.folder
+            measured = candidate.measured
+            if folder.writes and measured.trial:
+                save_scores({measured.scores.metric: measured.scores}, folder.round(1))
+            checks = known_checks(folder, measured.place) if self.search.points[best].asked else ()
             if checks:
                 folder.write(folder.in_round(1, SPEED), SpeedChecks(checks))
-            folder.write_text(folder.in_round(1, f"step-{PLAN_FILE}"), one.plan.to_json())
+            folder.write_text(folder.in_round(1, f"step-{PLAN_FILE}"), candidate.plan.to_json())
         self.folder.write(self.folder.in_round(1, SEARCH), self.search)
         self.folder.wait_for_writer()
 
@@ -330,8 +314,8 @@ class _Tries:
         result = self.search.result
         assert result is not None and self.search.chosen is not None
         measured = replace(self.measured[result.streams], trial="", other=None)
-        one = self.candidates.get(self.search.chosen)
-        if one is not None:
-            return replace(one, measured=measured)
+        candidate = self.candidates.get(self.search.chosen)
+        if candidate is not None:
+            return replace(candidate, measured=measured)
         plan = Plan.load(self.folder.round(1) / f"step-{PLAN_FILE}")
-        return candidate(measured, self.budget(result.streams, None), plan=plan)
+        return make_candidate(measured, self.budget(result.streams, None), plan=plan)

@@ -175,6 +175,14 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         return {name: value for name, value in plain(self).items() if name != "tracker"}
 
 
+# Settings that are rarely worth changing. On the command line --set NAME=VALUE gives them: `--help` stays readable.
+RARE = (
+    *("alpha", "k", "exact", "whole_steps", "blocks", "cost", "measure", "trial_ratio", "trials"),
+    *("num_repair_images", "memory", "last_epochs", "preset", "tracker"),
+    *("ema", "temperature", "distill_weight", "views", "mixed_precision"),
+)
+
+
 def check_settings(settings: Settings) -> None:
     """Refuse at once what would otherwise fail after a long time: after scoring, or when retraining begins."""
     check(settings, DecideError)
@@ -217,6 +225,11 @@ DEFAULT_DROP = 1.0  # points of quality that may be lost if no goal is given
 DEFAULT_ALPHA = next(field.default for field in fields(SplitSettings) if field.name == "alpha")
 SOME_IMAGES, MANY_IMAGES = 500, 2000  # for a repair
 SMALL = 64 * 64  # pixels of an image
+
+
+def within(drop: float, max_drop: float | None) -> bool:
+    """Whether a loss of quality is allowed; one of exactly max_drop is, up to rounding."""
+    return max_drop is None or drop <= max_drop + 1e-7
 
 
 def with_goal(settings: Settings) -> Settings:
@@ -285,7 +298,7 @@ def fill_defaults(
     if settings.round_to is None:
         try:
             check_reach(graph, settings.budget(graph, table), settings)
-        except DecideError:  # wide steps end too early for this goal; any other trouble is told by the next check
+        except DecideError:  # wide steps end too early for this goal; the next check reports any other problem
             settings = replace(settings, round_to=1)
     settings = replace(settings, distill=settings.has_teacher and settings.retrains_at_all)
     settings = split_for_solve(settings, graph, table)

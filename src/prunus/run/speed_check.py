@@ -11,11 +11,11 @@ import numpy as np
 from torch import nn
 
 from prunus.deciding.goal import Budget
-from prunus.deciding.splits import SplitTask
+from prunus.deciding.splits import SplitInputs
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
-from prunus.run.context import Evidence, RunContext
+from prunus.run.context import RunContext, SharedNetwork
 from prunus.run.folder import SPEED, TABLE, RunFolder
 from prunus.run.settings import Settings
 from prunus.timing.engines import default_engine
@@ -64,16 +64,7 @@ class SpeedChecks:
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True)
-class TimedPair:
-    """Median seconds per batch of the original and the pruned network, which took turns, and the speed-up."""
-
-    before: float
-    after: float
-    speedup: Speedup
-
-
-def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder, evidence: Evidence) -> LatencyTable | None:
+def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder, shared: SharedNetwork) -> LatencyTable | None:
     """The latency table of a run: from its folder, from a file, or measured here by the first process.
 
     None if the run needs none. An interrupted run reads the table that it began with, so that it makes the same plan.
@@ -82,7 +73,7 @@ def times_for(settings: Settings, graph: ChannelGraph, folder: RunFolder, eviden
         return None
 
     def find() -> LatencyTable:
-        path = folder.path / TABLE if folder.has(TABLE) else evidence.find(TABLE) or settings.latency_table
+        path = folder.path / TABLE if folder.has(TABLE) else shared.find(TABLE) or settings.latency_table
         if path is not None:
             return open_table(path, graph)
         return latency_table(graph, settings.engine or default_engine(), settings.batch, settings.threads)
@@ -99,16 +90,17 @@ def is_checked(context: RunContext) -> bool:
     return machine_of(device_of(context.original)) == (how.machine, how.instructions)
 
 
-def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
-    """Time the original and a pruned network in the run's engine, in turns; the first process measures."""
+def measured_speedup(context: RunContext, small: nn.Module) -> Speedup:
+    """The speed-up of a pruned network in the run's engine, in turns with the original; the first process measures."""
     table = context.budget.table
     assert table is not None
     how = table.measured_with
 
-    def measure() -> TimedPair:
+    def measure() -> Speedup:
+        original = context.shared.prepared(how.engine, how.batch, how.threads)
         with ready_to_time([context.original], how.threads):
             before, after = latency(
-                {"before": context.prepared_original, "after": small},
+                {"before": original, "after": small},
                 context.graph.example,
                 engine=how.engine,
                 batch_sizes=(how.batch,),
@@ -116,13 +108,13 @@ def time_beside(context: RunContext, small: nn.Module) -> TimedPair:
                 threads=how.threads,
                 cpu_time=processor_time(device_of(small), how.threads),
             )
-        return TimedPair(before.median, after.median, speedup(before.seconds, after.seconds))
+        return speedup(before.seconds, after.seconds)
 
     return from_first(measure)
 
 
 def plan_in_time(
-    context: RunContext, place: str, label: str, task: SplitTask, split: Callable[[SplitTask], Plan]
+    context: RunContext, place: str, label: str, inputs: SplitInputs, split: Callable[[SplitInputs], Plan]
 ) -> tuple[Plan, Check | None]:
     """The plan of a split, timed; the split is repeated with another budget if the network is too slow or too fast.
 
@@ -136,19 +128,19 @@ def plan_in_time(
     Returns:
         The plan, and what was measured of it; None if it was not timed.
     """
-    step, name = task.settings.round_to or 1, f"{place}/{SPEED}"
+    step, name = inputs.settings.round_to or 1, f"{place}/{SPEED}"
 
     def decide(budget: Budget, aligned: int) -> Plan:
-        return split(replace(task, budget=budget, settings=replace(task.settings, round_to=aligned)))
+        return split(replace(inputs, budget=budget, settings=replace(inputs.settings, round_to=aligned)))
 
-    plan = split(task)
-    if not is_checked(context) or not context.budget.met(task.cost(plan.keep)):  # earlier rounds go a part of the way
+    plan = split(inputs)
+    if not is_checked(context) or not context.budget.met(inputs.cost(plan.keep)):  # earlier rounds go a part of the way
         return plan, None
     known = known_checks(context.folder, place)
     tried: list[tuple[Check, Plan]] = []
 
     def time_now(plan: Plan) -> Speedup:
-        return time_beside(context, prune(task.graph, plan, check=False)).speedup
+        return measured_speedup(context, prune(inputs.graph, plan, check=False))
 
     def write() -> None:
         context.folder.write(name, SpeedChecks(tuple(each for each, _ in tried)))
@@ -158,8 +150,8 @@ def plan_in_time(
         if len(tried) < len(known):
             check = known[len(tried)]
         else:
-            spent = task.cost(plan.keep)
-            error, predicted = plan_error(task, plan), context.budget.whole / spent
+            spent = inputs.cost(plan.keep)
+            error, predicted = plan_error(inputs, plan), context.budget.whole / spent
             check = Check(left, spent, aligned, error, predicted, time_now(plan))
         tried.append((check, plan))
         write()
@@ -168,8 +160,8 @@ def plan_in_time(
     asked = context.settings.speedup or 1.0
     aligned = math.lcm(step, ALIGNED)
     if aligned != step:
-        _search(task.budget, aligned, TRIES // 2, decide, measure, asked)
-    _search(task.budget, step, TRIES - len(tried), decide, measure, asked)
+        _search(inputs.budget, aligned, TRIES // 2, decide, measure, asked)
+    _search(inputs.budget, step, TRIES - len(tried), decide, measure, asked)
     for tighter in range(MOST_TIGHTER + 1):
         while (winner := _winner([check for check, _ in tried], asked)) is not None:
             check, plan = tried[winner]
@@ -186,7 +178,7 @@ def plan_in_time(
         for shrink in range(1, MOST_SPLITS):  # small steps of the budget may lead to the same plan
             left = last.spent * min(1.0, last.latest.ratio / asked) * MARGIN**shrink
             try:
-                plan = decide(replace(task.budget, left=left), last.aligned)
+                plan = decide(replace(inputs.budget, left=left), last.aligned)
             except DecideError:  # out of reach
                 break
             if all(plan.keep != other.keep for _, other in tried):
@@ -260,11 +252,11 @@ def _next_left(checks: list[Check], asked: float) -> float:
     return left
 
 
-def plan_error(task: SplitTask, plan: Plan) -> float:
+def plan_error(inputs: SplitInputs, plan: Plan) -> float:
     """The sum over units of the highest score among the channels that go: with scores that are errors, the error."""
     total = 0.0
     for name, kept in plan.keep.items():
-        gone = np.setdiff1d(np.arange(task.graph.units[name].width), kept)
-        if len(gone) and name in task.scores.values:
-            total += float(np.max(np.asarray(task.scores.values[name])[gone]))
+        gone = np.setdiff1d(np.arange(inputs.graph.units[name].width), kept)
+        if len(gone) and name in inputs.scores.values:
+            total += float(np.max(np.asarray(inputs.scores.values[name])[gone]))
     return total

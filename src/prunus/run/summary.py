@@ -21,8 +21,8 @@ from prunus.run.context import RunContext
 from prunus.run.final_timing import EngineSpeed, time_in_engines
 from prunus.run.folder import CONFIG, SUMMARY
 from prunus.run.round import Outcome
-from prunus.run.search import search_of
-from prunus.run.settings import Settings
+from prunus.run.search import Search, search_of
+from prunus.run.settings import Settings, within
 from prunus.run.speed_check import Check, is_checked, known_checks
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import QualityText
@@ -85,21 +85,13 @@ class SpeedFigures:
 
 @dataclass(frozen=True)
 class GoalResult:
-    """The goal, and what the run came to.
+    """The goal, and what the run came to."""
 
-    Attributes:
-        kind: speedup, target, macs, params, ratio or max_drop.
-        asked: The goal.
-        value: What was reached, in the same unit; a predicted speed-up if it could not be measured.
-        reached: Whether the goal was reached. A speed-up also counts if its interval contains what was asked.
-        text: One sentence.
-    """
-
-    kind: str
+    kind: str  # speedup, target, macs, params, max_memory, ratio or max_drop
     asked: float
-    value: float
-    reached: bool
-    text: str
+    value: float  # that was reached, in the same unit; a predicted speed-up if it could not be measured
+    reached: bool  # a speed-up also counts if its interval contains what was asked
+    text: str  # one sentence
 
 
 @dataclass(frozen=True)
@@ -132,14 +124,8 @@ def summarise(
     tests = quality_on_test(context, models)
 
     def figures(name: str, holdout: Evaluation, macs: int, params: int, keep: Keep) -> NetworkFigures:
-        return NetworkFigures(
-            holdout=holdout,
-            test=tests[name],
-            macs=macs,
-            params=params,
-            bytes=sum(t.numel() * t.element_size() for t in models[name].state_dict().values()),
-            memory=peak_of(graph, keep),
-        )
+        size = sum(t.numel() * t.element_size() for t in models[name].state_dict().values())
+        return NetworkFigures(holdout, tests[name], macs, params, size, peak_of(graph, keep))
 
     seconds: dict[str, float] = {}
     for outcome in rounds:
@@ -163,8 +149,8 @@ def summarise(
         )
     was = figures("before", before, graph.macs, graph.params, {})
     now = figures("after", rounds[-1].after if rounds else before, cost.macs, cost.params, plan.keep)
-    widths = [(unit.width, len(plan.keep[name])) for name, unit in graph.units.items()]
-    gone = 1 - sum(kept for _, kept in widths) / sum(width for width, _ in widths)
+    units = {name: UnitFigures(unit.kind, unit.width, len(plan.keep[name])) for name, unit in graph.units.items()}
+    gone = 1 - sum(unit.kept for unit in units.values()) / sum(unit.width for unit in units.values())
     columns = ("inputs", "outputs", "macs", "params")
     return Summary(
         model=type(original).__name__,
@@ -172,13 +158,13 @@ def summarise(
         before=was,
         after=now,
         speeds=speeds,
-        goal=goal_result(settings, was, now, context.quality, gone, speeds, speed, _spread(context)),
+        goal=goal_result(settings, was, now, context.quality, gone, speeds, speed, search_of(context.folder)),
         time=speed,
         removed={"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         quality=context.quality,
         notes=(*untimed, *_notes(before, rounds, context.quality, settings.solve_only and not settings.mimic)),
         rounds=tuple(rounds),
-        units={n: UnitFigures(unit.kind, unit.width, len(plan.keep[n])) for n, unit in graph.units.items()},
+        units=units,
         layers={
             name: LayerFigures(*((getattr(layer, what), getattr(cost.layers[name], what)) for what in columns))
             for name, layer in graph.layers.items()
@@ -224,15 +210,10 @@ def _speed(context: RunContext, plan: Plan) -> SpeedFigures | None:
 
 @dataclass(frozen=True)
 class Beginning:
-    """The original network of a run that goes on from a pruned one, and how far the runs before it had come.
+    """The original network of a run that goes on from a pruned one, and how far the runs before it had come."""
 
-    Attributes:
-        before: Figures of the original network.
-        speeds: The speed of the network that the run started from, relative to the original.
-    """
-
-    before: NetworkFigures
-    speeds: tuple[EngineSpeed, ...]
+    before: NetworkFigures  # of the original network
+    speeds: tuple[EngineSpeed, ...]  # of the network that the run started from, relative to the original
 
     @classmethod
     def of_run(cls, folder: Path) -> Beginning | None:
@@ -266,15 +247,6 @@ class Beginning:
 # -- the goal
 
 
-def _spread(context: RunContext) -> str:
-    """How sure the drop of a search's winner is: the best of several points is partly luck."""
-    found = search_of(context.folder)
-    point = None if found is None else found.result
-    if point is None or point.error is None or point.bound is None:
-        return ""
-    return f" (standard error {point.error:.2g}; on other images at most {point.bound:.2g} with 95% confidence)"
-
-
 def goal_result(
     settings: Settings,
     before: NetworkFigures,
@@ -283,57 +255,56 @@ def goal_result(
     gone: float,
     speeds: Sequence[EngineSpeed] = (),
     time: SpeedFigures | None = None,
-    spread: str = "",
+    search: Search | None = None,
 ) -> GoalResult:
     """What the goal came to.
 
     Args:
-        settings: The run's.
-        before: Of the original network.
-        after: Of the pruned network.
         quality: What max_drop is about.
         gone: Fraction of the channels that were removed.
         speeds: What was timed, the asked engine and batch first.
         time: What is known of a latency target.
-        spread: How sure the drop is, in words.
+        search: The cuts that were tried, if there were several: how sure the drop of its result is.
     """
     drop, most = quality.factor * (before.holdout.quality - after.holdout.quality), settings.max_drop
-    kept = most is None or drop <= most + 1e-7
+    kept = within(drop, most)
     limit = f"{most:g} {quality.difference_unit}".rstrip() + f" of held-out {quality.name}" if most is not None else ""
     kind = next((name for name in settings.given if name != "max_drop"), "max_drop")
     asked, why = float(getattr(settings, kind)), ""
     if kind == "speedup":
-        value, met, said, why = _speed_reached(settings, asked, speeds, time)
+        value, met, text, why = _speed_reached(settings, asked, speeds, time)
     elif kind == "target":
         value = 1 - after.macs / before.macs
-        met, said = value >= asked - TOLERANCE, f"{percent(value)} of the MACs removed, {percent(asked)} asked"
+        met, text = value >= asked - TOLERANCE, f"{percent(value)} of the MACs removed, {percent(asked)} asked"
     elif kind in ("macs", "params"):
         value, whole = float(getattr(after, kind)), getattr(before, kind)
         what = {"macs": "MACs", "params": "weights"}[kind]
-        met, said = value <= asked + TOLERANCE * whole, f"{big_number(value)} {what} left, {big_number(asked)} asked"
+        met, text = value <= asked + TOLERANCE * whole, f"{big_number(value)} {what} left, {big_number(asked)} asked"
     elif kind == "max_memory":
         value = float(after.memory or 0)
         met = value <= asked
-        said = f"{bytes_text(value)} of activations at their peak, {bytes_text(asked)} asked"
+        text = f"{bytes_text(value)} of activations at their peak, {bytes_text(asked)} asked"
     elif kind == "ratio":
         value, met = gone, gone > 0
-        said = f"{percent(value)} of all channels removed, {percent(asked)} of every unit asked"
+        text = f"{percent(value)} of all channels removed, {percent(asked)} of every unit asked"
     else:
         value, met = drop, gone > 0
-        lost = quality.size(drop / quality.factor)
-        said = (
-            f"{lost} of held-out {quality.name} {'lost' if drop >= 0 else 'gained'}, at most {most:g} allowed{spread}"
-        )
+        lost = f"{quality.size(drop / quality.factor)} of held-out {quality.name} {'lost' if drop >= 0 else 'gained'}"
+        text, point = f"{lost}, at most {most:g} allowed", None if search is None else search.result
+        if point is not None and point.error is not None and point.bound is not None:
+            text += (
+                f" (standard error {point.error:.2g}; on other images at most {point.bound:.2g} with 95% confidence)"
+            )
     if not gone and most is not None:
-        said = f"nothing was removed, because every cut that was tried loses more than {limit}"
+        text = f"nothing was removed, because every cut that was tried loses more than {limit}"
     elif not kept:
-        said += f"; it loses more than {limit}"
+        text += f"; it loses more than {limit}"
     elif not met and most is not None and kind != "max_drop":
-        said += f"; a larger cut would lose more than {limit}"
+        text += f"; a larger cut would lose more than {limit}"
     elif not met and why:
-        said += f"; {why}"
+        text += f"; {why}"
     reached = met and kept
-    return GoalResult(kind, asked, value, reached, f"Goal {'reached' if reached else 'not reached'}: {said}.")
+    return GoalResult(kind, asked, value, reached, f"Goal {'reached' if reached else 'not reached'}: {text}.")
 
 
 def _speed_reached(
@@ -341,19 +312,17 @@ def _speed_reached(
 ) -> tuple[float, bool, str, str]:
     """The speed-up, whether it is what was asked, both in words, and why it may be less."""
     if time is not None and not time.here:
-        said = (
-            f"{time.predicted:.2f}x predicted from the times of layers on another machine ({time.machine}), {asked:g}x "
-            "asked; time it there with `prunus bench`"
-        )
-        return time.predicted, time.predicted >= asked * (1 - TOLERANCE), said, ""
+        elsewhere = f"predicted from the times of layers on another machine ({time.machine})"
+        text = f"{time.predicted:.2f}x {elsewhere}, {asked:g}x asked; time it there with `prunus bench`"
+        return time.predicted, time.predicted >= asked * (1 - TOLERANCE), text, ""
     speed = speeds[0] if speeds and (speeds[0].engine, speeds[0].batch) == (settings.engine, settings.batch) else None
     if speed is None:  # the engine failed
         predicted = 1.0 if time is None else time.predicted
         return predicted, False, f"{predicted:.2f}x predicted, {asked:g}x asked; it could not be measured", ""
-    said = f"{speed.ratio:.2f}x as fast in {speed.place}, {asked:g}x asked"
+    text = f"{speed.ratio:.2f}x as fast in {speed.place}, {asked:g}x asked"
     if speed.ratio < asked <= speed.high:
-        said += f", which the interval {speed.low:.2f} to {speed.high:.2f} contains"
-    return speed.ratio, speed.high >= asked, said, "no split that was tried is faster"
+        text += f", which the interval {speed.low:.2f} to {speed.high:.2f} contains"
+    return speed.ratio, speed.high >= asked, text, "no split that was tried is faster"
 
 
 # -- for people to read
@@ -363,16 +332,15 @@ def first_line(summary: Summary) -> str:
     """The result in one line: how fast, and how good on test images, or else on held-out ones."""
     before, after, quality = summary.before, summary.after, summary.quality
     if not removes_anything(summary):
-        said = "nothing was removed: the network is as it was"
+        text = "nothing was removed: the network is as it was"
     elif summary.speeds:
-        said = str(summary.speeds[0])
+        text = str(summary.speeds[0])
     else:
-        said = f"{percent(summary.removed['macs'])} of the MACs removed, speed not measured"
-    tested = before.test is not None and after.test is not None
-    was, now = (before.test, after.test) if tested else (before.holdout, after.holdout)
-    assert was is not None and now is not None
-    part = "test" if tested else "held-out"
-    return f"{said}, {quality.shown(was.quality)} -> {quality.shown(now.quality)} {part} {quality.name}"
+        text = f"{percent(summary.removed['macs'])} of the MACs removed, speed not measured"
+    part, was, now = "held-out", before.holdout, after.holdout
+    if before.test is not None and after.test is not None:
+        part, was, now = "test", before.test, after.test
+    return f"{text}, {quality.shown(was.quality)} -> {quality.shown(now.quality)} {part} {quality.name}"
 
 
 def removes_anything(summary: Summary) -> bool:
@@ -387,7 +355,7 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
 
 def headline(summary: Summary) -> list[list[str]]:
     """Rows of (what, before, after, change): speed first."""
-    before, after, text = summary.before, summary.after, summary.quality
+    before, after, quality = summary.before, summary.after, summary.quality
     rows = [
         [f"ms in {each.place}", f"{1e3 * each.before:.3g}", f"{1e3 * each.after:.3g}", each.change]
         for each in summary.speeds
@@ -395,13 +363,12 @@ def headline(summary: Summary) -> list[list[str]]:
     for part, was, now in (("held-out", before.holdout, after.holdout), ("test", before.test, after.test)):
         if was is None or now is None:
             continue
-        rows.append([f"{part} {text.name}", text.shown(was.quality), text.shown(now.quality)])
-        rows[-1].append(text.change(now.quality - was.quality))
-        for name in (name for name in was.details if name in now.details):
-            old, new = was.details[name], now.details[name]
-            if old < 0.999:  # nothing can be said where nearly all images have it
-                title = "top-5" if name == "top5" else name
-                rows.append([f"{part} {title}", text.shown(old), text.shown(new), text.change(new - old)])
+        change = quality.change(now.quality - was.quality)
+        rows.append([f"{part} {quality.name}", quality.shown(was.quality), quality.shown(now.quality), change])
+        for name, old in was.details.items():
+            if name in now.details and old < 0.999:  # nothing can be said where nearly all images have it
+                title, new = "top-5" if name == "top5" else name, now.details[name]
+                rows.append([f"{part} {title}", quality.shown(old), quality.shown(new), quality.change(new - old)])
     costs = {"MACs": "macs", "weights": "params", "bytes on disk": "bytes", "bytes of activations": "memory"}
     for title, cost in costs.items():
         old, new = getattr(before, cost), getattr(after, cost)
@@ -413,12 +380,12 @@ def headline(summary: Summary) -> list[list[str]]:
 
 def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, solve_only: bool) -> list[str]:
     """What a user should know about repair and retraining, and the loss of quality in words."""
-    said = []
+    notes = []
     for outcome in rounds:
         cut = outcome.cut
         if cut is not None and cut.quality < min(outcome.before.quality, outcome.pruned.quality):
             lost, back = (quality.size(now.quality - cut.quality) for now in (outcome.before, outcome.pruned))
-            said.append(
+            notes.append(
                 f"Round {outcome.number}: the cut lost {lost} of held-out {quality.name}, and the repair brought back "
                 f"{back}."
             )
@@ -426,7 +393,7 @@ def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, 
         if outcome.mimicked is not None:
             gained = quality.change(outcome.mimicked.quality - outcome.pruned.quality)
             losses = f"{outcome.mimic_losses[0]:.3g} to {min(outcome.mimic_losses):.3g}"
-            said.append(
+            notes.append(
                 f"Round {outcome.number}: mimicking the original changed the held-out {quality.name} by {gained}, and "
                 f"the held-out loss from {losses}."
             )
@@ -434,21 +401,21 @@ def _notes(before: Evaluation, rounds: Sequence[Outcome], quality: QualityText, 
         was, now = (outcome.mimicked or outcome.pruned).quality, outcome.after.quality
         reached = [epoch.holdout.quality for epoch in outcome.retraining if epoch.holdout is not None]
         if outcome.kept_epoch == 0 and reached:
-            said.append(
+            notes.append(
                 f"Round {outcome.number}: no epoch of retraining was as good on the held-out images as the network "
                 f"before it ({quality.shown(was)}, at best {quality.shown(max(reached))} retrained), so that one is "
                 "kept. A lower learning rate or more epochs may help."
             )
         elif outcome.kept_epoch is None and now < was:
             change = f"from {quality.shown(was)} to {quality.shown(now)}"
-            said.append(f"Round {outcome.number}: your own fit lowered the held-out {quality.name} {change}.")
+            notes.append(f"Round {outcome.number}: your own fit lowered the held-out {quality.name} {change}.")
     after = rounds[-1].after if rounds else before
     if after.quality < before.quality:
         lost = quality.size(before.quality - after.quality)
-        said.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
+        notes.append(f"The held-out {quality.name} is {lost} lower than before pruning.")
         if solve_only:
-            said.append(
+            notes.append(
                 "The network was repaired and not retrained. A few hundred steps without labels (mimic=600), or a few "
                 "epochs (epochs=3), may recover more."
             )
-    return said
+    return notes

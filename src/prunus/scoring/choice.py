@@ -10,17 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunus.errors import ScoreError
-from prunus.scoring.metrics import METRICS, UNMERGED, Metric, function_metric, needs_labels
+from prunus.scoring.metrics import METRICS, UNMERGED, Metric, function_metric, needs_labels, separates_classes
 from prunus.scoring.settings import TAPS, Where
 from prunus.tasks import Task, task_of
 from prunus.util.processes import processes
 from prunus.util.registry import guessed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 UserMetric = Callable[..., Any]  # (Channels, **options) -> one number per channel: a tensor, an array or a list
 ALL = "all"
-ONE_CLASS_PER_IMAGE = ("maps", "discrimination")  # evidence that metrics which need classes get for such labels only
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,14 @@ def choose_metrics(
         ScoreError: For an unknown name, or an option that no metric has.
     """
     options = options or {}
+    every = list(METRICS)
+    if ALL in metrics and processes() > 1:
+        unmerged = [name for name, metric in METRICS.items() if metric.needs in UNMERGED]
+        logger.warning("%s are left out: they need all images in one process", ", ".join(unmerged))
+        every = [name for name in every if name not in unmerged]
     names: list[AnyMetric] = []
     for metric in metrics:
-        names += _all_metrics() if metric == ALL else [metric]
+        names += every if metric == ALL else [metric]
     chosen = {one.name: one for one in (_chosen(name, tap) for name in names)}
     if not chosen:
         raise ScoreError("no metric is given; 'all' takes every metric")
@@ -109,32 +113,24 @@ def parse_options(parts: Sequence[str]) -> dict[str, Any]:
 
 def without_classes(metrics: list[ChosenMetric], task: Task | str | None) -> list[ChosenMetric]:
     """The metrics that the labels of the task allow: those that need classes are left out where there are none."""
-    task = task_of(task)
-    if task.reference is not None:
-        unlabelled = [one for one in metrics if needs_labels(one.metric)]
-        if unlabelled:
-            log.warning("left out, because the images have no labels: %s", ", ".join(one.name for one in unlabelled))
-        return [one for one in metrics if one not in unlabelled]
-    if task.label_kind == "classes":
-        return metrics
-    separating = [one for one in metrics if one.metric.needs_classes]
-    elsewhere = [one for one in separating if one.metric.needs in ONE_CLASS_PER_IMAGE]
-    if elsewhere:
-        names = ", ".join(one.name for one in elsewhere)
-        log.warning("left out, only for classification with one class per image: %s", names)
-    useless = [one for one in separating if one.metric.needs == "moments" and task.classes is None]
-    if useless:
-        names = ", ".join(one.name for one in useless)
-        log.warning("left out, because the task has no classes that they could separate: %s", names)
-    return [one for one in metrics if one not in elsewhere and one not in useless]
-
-
-def _all_metrics() -> list[str]:
-    if processes() == 1:
-        return list(METRICS)
-    left_out = [name for name, metric in METRICS.items() if metric.needs in UNMERGED]
-    log.warning("%s are left out: they need all images in one process", ", ".join(left_out))
-    return [name for name in METRICS if name not in left_out]
+    task, kept = task_of(task), []
+    left_out: dict[str, list[str]] = {}  # reason -> names
+    for one in metrics:
+        reason = ""
+        if task.reference is not None:
+            reason = "because the images have no labels" if needs_labels(one.metric) else ""
+        elif separates_classes(one.metric) and task.label_kind != "classes":
+            if one.metric.needs != "moments":
+                reason = "only for classification with one class per image"
+            elif task.classes is None:
+                reason = "because the task has no classes that they could separate"
+        if reason:
+            left_out.setdefault(reason, []).append(one.name)
+        else:
+            kept.append(one)
+    for reason, names in left_out.items():
+        logger.warning("left out, %s: %s", reason, ", ".join(names))
+    return kept
 
 
 def _chosen(metric: AnyMetric, tap: Where) -> ChosenMetric:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn import functional as F
 
 from prunus.errors import DataError, ScoreError
@@ -23,21 +22,19 @@ from prunus.scoring.moments import (
     ImageSums,
     LabelMoments,
     RowSums,
-    add_rows,
-    beside,
     image_sums,
     row_sums,
     to_image_sums,
 )
 from prunus.scoring.passes import sampled, walk
 from prunus.scoring.settings import Where
-from prunus.scoring.taps import Tap, gather, locate_taps, merged, watched
+from prunus.scoring.taps import Taps, gather, locate_taps, merged, watched
 from prunus.tasks import Task, task_of
 from prunus.util.batches import Batches
-from prunus.util.processes import add_up, all_or_none, check_even, processes
+from prunus.util.processes import add_up, all_or_none, check_even
 from prunus.util.progress import Progress
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NAMED = 10  # number of classes that a message names
 POOLS: Mapping[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
@@ -98,8 +95,8 @@ def collect(
     check_even(total)
     present, moments = gatherer.finish()
     units: dict[str, list[TapMoments]] = {name: [] for name in graph.units}
-    for name, place in merged(places.taps, owners).items():
-        for slot in place.slots:
+    for name, slots in merged(places.taps, owners).items():
+        for slot in slots:
             of_slot, inputs = moments[name, slot.key], slot.inputs[:, 0]
             if not slot.key and not np.array_equal(inputs, np.arange(of_slot.channels)):
                 of_slot = of_slot.select(torch.from_numpy(inputs))
@@ -124,7 +121,7 @@ def usable_classes(images: Sequence[int]) -> tuple[int, ...]:
             "Use more images, or shuffle them before taking the first ones"
         )
     if left_out:
-        log.warning("left out of the scores: %s", ", ".join(left_out))
+        logger.warning("left out of the scores: %s", ", ".join(left_out))
     return kept
 
 
@@ -209,7 +206,7 @@ class _Gatherer:
     tasks say before the batch runs which images or pixels belong to which row. Without classes there is one row.
     """
 
-    def __init__(self, taps: Mapping[str, Tap], task: Task, classes: bool) -> None:
+    def __init__(self, taps: Taps, task: Task, classes: bool) -> None:
         self._by_label = task.label_kind == "classes"
         self._by_task = classes and not self._by_label
         if self._by_task and task.classes is None:
@@ -219,11 +216,10 @@ class _Gatherer:
                 "prunus.regression(bins=...) does"
             )
         self._taps, self._classes = taps, task.classes or (lambda labels: labels)
-        self._needs = {name: list(tap.needs().items()) for name, tap in taps.items()}
+        self._needs = {name: {slot.key: slot for slot in slots} for name, slots in taps.items()}
         self._members: Members | None = None
         self._count: int | None = None  # images of the batch
-        self._rows: dict[Part, RowSums] = {}  # what the taps have shown of the batch, image by image
-        self._pixels: dict[Part, ClassSums] = {}  # the same where pixels are classified
+        self._seen: dict[Part, RowSums | ClassSums] = {}  # of the batch, image by image; ClassSums of classified pixels
         self._parts: list[Part] = []
         self._moments: Accumulator | None = None
 
@@ -239,28 +235,26 @@ class _Gatherer:
         """
         self._count = len(x) if self._count is None else self._count
         self._check_count(name, len(x))
-        for key, slot in self._needs[name]:
+        for key, slot in self._needs[name].items():
+            sums: Any
             if self._members is not None and not key and self._members.classify(x):
                 sums = self._members.sums_of_pixels(x)
-                earlier = self._pixels.get((name, key))
-                self._pixels[name, key] = sums if earlier is None else earlier.plus(sums)
             else:
-                rows = row_sums(gather(x, slot) if key else x)
-                before = self._rows.get((name, key))
-                self._rows[name, key] = rows if before is None else add_rows(before, rows)
+                sums = row_sums(gather(x, slot) if key else x)
+            earlier = self._seen.get((name, key))
+            self._seen[name, key] = sums if earlier is None else earlier.plus(sums)
 
     def after(self, batch: int, labels: Any, outputs: Any) -> None:
         """Add the batch to the running moments."""
-        rows, pixels, self._rows, self._pixels = self._rows, self._pixels, {}, {}
-        parts = [*rows, *pixels]
+        seen, self._seen = self._seen, {}
         if self._moments is None:
-            self._parts = parts
+            self._parts = sorted(seen, key=lambda part: isinstance(seen[part], ClassSums))
             self._by_label = self._by_label and labels is not None
-            widths = [each.total.shape[1] for each in rows.values()] + [each.total.shape[1] for each in pixels.values()]
+            widths = [seen[part].total.shape[1] for part in self._parts]
             logits = self._by_label and isinstance(outputs, Tensor) and outputs.ndim > 1
             self._moments = Accumulator(widths, outputs.shape[1] if logits else 0)
-        if set(parts) != set(self._parts):
-            odd = sorted({name for name, _ in set(parts) ^ set(self._parts)})
+        if seen.keys() != set(self._parts):
+            odd = sorted({name for name, _ in seen.keys() ^ set(self._parts)})
             raise ScoreError(f"batch {batch} runs through other layers than the first batch: {', '.join(odd)}")
         if self._members is None:
             known = self._by_label and labels is not None
@@ -268,22 +262,30 @@ class _Gatherer:
                 self._classes(labels) if known else torch.zeros(self._count or 0, dtype=torch.int64)
             )
             self._check_count(self._parts[0][0], self._members.count)
-        ordered = [rows[part] for part in self._parts if part in rows]
-        sums = [self._members.sums_of_images(to_image_sums(ordered))] if ordered else []
-        sums += [pixels[part] for part in self._parts if part in pixels]
-        whole = sums[0] if len(sums) == 1 else beside(sums)
-        self._check_finite(whole.squares, batch)
+        ordered = [seen[part] for part in self._parts]
+        rows = [each for each in ordered if isinstance(each, RowSums)]
+        sums = [self._members.sums_of_images(to_image_sums(rows))] if rows else []
+        sums += [each for each in ordered if isinstance(each, ClassSums)]
+        columns = zip(*((each.count, each.total, each.squares) for each in sums), strict=True)
+        whole = ClassSums(self._members.rows, self._members.num_images, *(torch.cat(part, 1) for part in columns))
+        good = torch.isfinite(whole.squares.sum(0))  # [C]
+        if not bool(good.all()):
+            number, column = self._moments.place(int((~good).nonzero()[0, 0]))
+            name, key = self._parts[number]
+            slots = self._taps[name]
+            mine = [slot.unit for slot in slots if slot.key == key and (key or column in slot.inputs)]
+            units = " and ".join(dict.fromkeys(mine or [slot.unit for slot in slots]))
+            raise ScoreError(
+                f"batch {batch}: activations of unit {units} that enter {name} are NaN, infinite or too large to "
+                "square; check the images and the weights"
+            )
         self._moments.add(whole)
 
     def finish(self) -> tuple[tuple[int, ...], dict[Part, ClassMoments]]:
         """The usable classes or labels, and the moments of each part, merged over all processes."""
         moments = self._moments
         assert moments is not None and self._members is not None  # there was at least one image
-        if processes() > 1:
-            sizes = torch.zeros(processes())
-            sizes[dist.get_rank()] = len(moments.num_images)
-            moments.grow(int(add_up(sizes).max()))  # another process may have seen other classes
-            moments.sum_over(add_up)
+        moments.merge_processes()
         images = moments.num_images.tolist()
         if not self._members.several:
             usable = usable_classes(images) if self._by_label or self._by_task else (0,)
@@ -299,18 +301,3 @@ class _Gatherer:
     def _check_count(self, name: str, count: int) -> None:
         if count != self._count:
             raise ScoreError(f"{name} is called with another number of images than the network; it cannot be scored")
-
-    def _check_finite(self, squares: Tensor, batch: int) -> None:
-        good = torch.isfinite(squares.sum(0))  # [C]
-        if bool(good.all()):
-            return
-        assert self._moments is not None
-        number, column = self._moments.place(int((~good).nonzero()[0, 0]))
-        name, key = self._parts[number]
-        slots = self._taps[name].slots
-        mine = [slot.unit for slot in slots if slot.key == key and (key or column in slot.inputs)]
-        units = " and ".join(dict.fromkeys(mine or [slot.unit for slot in slots]))
-        raise ScoreError(
-            f"batch {batch}: activations of unit {units} that enter {name} are NaN, infinite or too large to square; "
-            "check the images and the weights"
-        )

@@ -33,25 +33,12 @@ class Channels:
 
 
 @dataclass(frozen=True, eq=False)
-class Scatter:
-    """Streamed sums over the maps of n channels with d pixels. Its size does not depend on the number of images.
-
-    The same map is subtracted from all maps of a channel first, for accuracy.
-    """
-
-    counts: Tensor  # [K] images of each class
-    sums: Tensor  # [K, n, d]
-    products: Tensor  # [n, d, d] sum over images of f f^T
-
-
-@dataclass(frozen=True, eq=False)
 class Maps:
-    """Feature maps of n channels for a sample of images: whole, or as a scatter. One of the two is None."""
+    """Feature maps of n channels for a sample of images."""
 
     unit: str
     labels: Tensor  # [N] numbered 0 .. K - 1 without gaps
-    maps: Tensor | None  # [N, n, d]
-    scatter: Scatter | None
+    maps: Tensor  # [N, n, d]
     memory: int  # bytes for matrices, in addition to the maps
     height: int = 1  # rows of a map: d = height x width
 

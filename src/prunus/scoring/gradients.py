@@ -41,51 +41,31 @@ def collect_gradients(
     progress: Progress | None = None,
 ) -> dict[str, Gradients]:
     """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
-    chosen = task_of(task)
-    effects = _Effects(graph, chosen)
-    with requiring(list(effects.weights.values())), hooked(graph.model, effects.taps, effects.look):
-        batches = sampled(loader, num_images, seed, chosen)
-        how: dict[str, Any] = {"before": effects.before, "gradients": True, "task": chosen, "progress": progress}
-        total = all_or_none(lambda: walk(graph, batches, effects.after, **how))
-    check_even(total)
-    total = int(add_up(torch.tensor(float(total))))
-    mean = {name: add_up(gradient) / total for name, gradient in effects.gradients.items()}
-    return {
-        name: Gradients(name, filters(graph, unit), filters(graph, unit, mean), add_up(effects.squares[name]), total)
-        for name, unit in graph.units.items()
-    }
+    model, chosen, taps = graph.model, task_of(task), reading_taps(graph)
+    names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
+    weights: dict[str, Any] = {name: model.get_submodule(name).weight for name in names}
+    gradients = {name: torch.zeros_like(w, dtype=torch.float64, device="cpu") for name, w in weights.items()}
+    squares = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
+    views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call of the batch
+    count = 0  # images of the batch
 
-
-class _Effects:
-    """Sums over batches of the squared effects of channels and the gradients of weights."""
-
-    def __init__(self, graph: ChannelGraph, task: Task) -> None:
-        self._graph, self._task, self.taps = graph, task, reading_taps(graph)
-        names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
-        self.weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for name in names}
-        self.squares = {n: torch.zeros(unit.width, dtype=torch.float64) for n, unit in graph.units.items()}
-        self.gradients = {n: torch.zeros_like(w, dtype=torch.float64, device="cpu") for n, w in self.weights.items()}
-        self._count = 0  # images of the batch
-        self._views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call
-
-    def look(self, name: str, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def look(name: str, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Each reader gets a view of its input, whose gradient comes through that reader alone."""
         view = args[0].view_as(args[0])
-        self._views.append((name, view, view._version))
+        views.append((name, view, view._version))
         return (view, *args[1:])
 
-    def before(self, _labels: Any, count: int) -> None:
-        self._count = count
+    def before(_labels: Any, images: int) -> None:
+        nonlocal count
+        count = images
 
-    def after(self, batch: int, labels: Any, outputs: Any) -> None:
-        """Run backward, and add this batch to the sums."""
-        views, self._views = self._views, []
+    def after(batch: int, labels: Any, outputs: Any) -> None:
         # Summed over the batch, so that every image has its own gradient.
-        loss = trainable_loss(self._task, outputs, to_device(labels, device_of(self._graph.model))) * self._count
-        wanted = [*(view for _, view, _ in views), *self.weights.values()]
+        loss = trainable_loss(chosen, outputs, to_device(labels, device_of(model))) * count
+        wanted = [*(view for _, view, _ in views), *weights.values()]
         with torch.no_grad():
             flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-            for (name, total), gradient in zip(self.gradients.items(), flows[len(views) :], strict=True):
+            for (name, total), gradient in zip(gradients.items(), flows[len(views) :], strict=True):
                 total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
             effects: dict[str, Tensor] = {}  # a channel that a layer reads in several calls is removed from all of them
             for (name, view, version), flow in zip(views, flows[: len(views)], strict=True):
@@ -95,15 +75,29 @@ class _Effects:
                     raise ScoreError(
                         f"the input of {name} is overwritten in place after it is read; it cannot be scored"
                     )
-                product = channels_first(view * flow, self._graph.model.get_submodule(name))
+                product = channels_first(view * flow, model.get_submodule(name))
                 product = product.flatten(2).sum(2) if product.ndim > 2 else product  # [N, F]
                 product = _checked(product, name, batch).double().cpu()
-                for slot in self.taps[name].slots:
-                    width = len(self.squares[slot.unit])
-                    mine = effects.setdefault(slot.unit, torch.zeros(len(product), width, dtype=torch.float64))
+                for slot in taps[name]:
+                    mine = effects.setdefault(
+                        slot.unit, torch.zeros(len(product), graph.units[slot.unit].width).double()
+                    )
                     mine[:, torch.from_numpy(slot.channels)] += product[:, torch.from_numpy(slot.inputs)].sum(2)
             for unit, effect in effects.items():
-                self.squares[unit] += effect.square().sum(0)
+                squares[unit] += effect.square().sum(0)
+        views.clear()
+
+    with requiring(list(weights.values())), hooked(model, taps, look):
+        batches = sampled(loader, num_images, seed, chosen)
+        how: dict[str, Any] = {"before": before, "gradients": True, "task": chosen, "progress": progress}
+        total = all_or_none(lambda: walk(graph, batches, after, **how))
+    check_even(total)
+    total = int(add_up(torch.tensor(float(total))))
+    mean = {name: add_up(gradient) / total for name, gradient in gradients.items()}
+    return {
+        name: Gradients(name, filters(graph, unit), filters(graph, unit, mean), add_up(squares[name]), total)
+        for name, unit in graph.units.items()
+    }
 
 
 def _checked(values: Tensor, name: str, batch: int) -> Tensor:
@@ -255,8 +249,8 @@ def collect_importance(
         raise ScoreError("the features that enter the last layer are NaN or infinite; check the images and the weights")
     flows = propagate(graph, last, infinite_feature_selection(features))
     importance = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
-    for module, tap in reading_taps(graph).items():
-        for slot in tap.slots if module in flows else ():
+    for module, slots in reading_taps(graph).items():
+        for slot in slots if module in flows else ():
             mine = flows[module][torch.from_numpy(slot.inputs)].sum(1)
             importance[slot.unit][torch.from_numpy(slot.channels)] += mine
     return len(features), importance

@@ -8,6 +8,7 @@ float64: in float32 that is twice as fast, and its error is far below the smalle
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor, arange, cat, float32, float64, stack, zeros
@@ -118,13 +119,10 @@ class GramSums:
         """Means of x in one group: [n]."""
         return self.sums.x[group] / self.rows
 
-    def mean(self) -> Tensor:
-        """Mean of y: [groups, o]."""
-        return self.sums.y / self.rows
-
-    def variance(self) -> Tensor:
-        """Variance of y: [groups, o]."""
-        return self.sums.yy / self.rows - self.mean() ** 2
+    def output_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y: [groups, o] each."""
+        mean = self.sums.y / self.rows
+        return mean, self.sums.yy / self.rows - mean**2
 
 
 class KeptRows:
@@ -187,17 +185,12 @@ class KeptRows:
         """Means of x in one group: [n]."""
         return cat([x[:, group] for x, _ in self._parts]).double().mean(0)
 
-    def mean(self) -> Tensor:
-        """Mean of y: [groups, o]."""
-        return self.y.mean(1)
-
-    def variance(self) -> Tensor:
-        """Variance of y: [groups, o]."""
-        return self.y.var(1, correction=0)
+    def output_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y: [groups, o] each."""
+        return self.y.mean(1), self.y.var(1, correction=0)
 
 
 RegressionSums = GramSums | KeptRows
-Parts = tuple[RegressionSums, RegressionSums]  # rows to fit on, held-out rows
 
 HELD_OUT = 5  # every fifth image is held out, to choose a ridge
 
@@ -208,11 +201,34 @@ def held_apart(images: range) -> tuple[Tensor, int]:
     return held.int().argsort(stable=True), int((~held).sum())
 
 
-def add_apart(parts: Parts, fitted: int, x: Tensor, y: Tensor) -> None:
-    """Add rows x [N, P, groups, ...] and y [N, P, groups, o] of N images, the first `fitted` of them to fit on."""
-    for part, images in zip(parts, (slice(fitted), slice(fitted, None)), strict=True):
-        if len(x[images]):
-            part.add(x[images].flatten(0, 1), y[images].flatten(0, 1))
+class SplitRows:
+    """Rows of images to fit on and rows of held-out images.
+
+    They are kept themselves until there are as many as inputs. From then on their sums are smaller.
+    """
+
+    def __init__(self) -> None:
+        self.fitted: RegressionSums = KeptRows()
+        self.held: RegressionSums = KeptRows()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in all."""
+        return self.fitted.rows + self.held.rows
+
+    @cached_property
+    def whole(self) -> RegressionSums:
+        """All rows together, once all are added."""
+        return together(self.fitted, self.held)
+
+    def add(self, num_fitted: int, x: Tensor, y: Tensor) -> None:
+        """Add rows x [N, P, groups, ...] and y [N, P, groups, o] of N images, the first `num_fitted` to fit on."""
+        for part, images in ((self.fitted, slice(num_fitted)), (self.held, slice(num_fitted, None))):
+            if len(x[images]):
+                part.add(x[images].flatten(0, 1), y[images].flatten(0, 1))
+        if isinstance(self.fitted, KeptRows) and self.rows >= math.prod(x.shape[3:]):
+            assert isinstance(self.held, KeptRows)
+            self.fitted, self.held = self.fitted.summed(), self.held.summed()
 
 
 def together(*parts: RegressionSums) -> RegressionSums:

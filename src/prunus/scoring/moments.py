@@ -7,12 +7,16 @@ It is associative up to rounding, so batches, processes and classes can be merge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch import distributed as dist
+
+from prunus.util.processes import add_up, processes
 
 # A float32 row is recomputed if its squared deviations are less than this fraction of its sum of squares: there the
 # difference of the two has fewer than about 5 correct digits.
@@ -42,6 +46,11 @@ class RowSums:
     norm: Tensor  # [N, C] square root of the sum of squares
     precise: PreciseRows | None = None  # in the place of rows whose deviations float32 sums would hide
 
+    def plus(self, other: RowSums) -> RowSums:
+        """The sums over the positions of both tensors, which have the same images and channels."""
+        a, b = to_image_sums([self]), to_image_sums([other])
+        return RowSums(self.positions + other.positions, a.total + b.total, (a.squares + b.squares).sqrt_())
+
 
 def row_sums(x: Tensor) -> RowSums:
     """Sums of x [N, C, ...] over all positions of a channel."""
@@ -67,12 +76,6 @@ def row_sums_by_welford(x: Tensor) -> RowSums:
     mean, variance, positions = mean.cpu().double(), variance.cpu().double(), x.shape[2:].numel()
     image, channel = torch.ones_like(mean, dtype=torch.bool).nonzero(as_tuple=True)
     return RowSums(positions, mean, mean, (image, channel, mean.flatten(), variance.flatten() * positions))
-
-
-def add_rows(one: RowSums, other: RowSums) -> RowSums:
-    """The sums over the positions of both tensors, which have the same images and channels."""
-    a, b = to_image_sums([one]), to_image_sums([other])
-    return RowSums(one.positions + other.positions, a.total + b.total, (a.squares + b.squares).sqrt_())
 
 
 def to_image_sums(parts: Sequence[RowSums]) -> ImageSums:
@@ -134,7 +137,7 @@ def _precise_rows(x: Tensor, doubtful: Tensor) -> PreciseRows:
 
 
 Triple = tuple[Tensor, Tensor, Tensor]  # count, mean, m2; the count broadcasts against the other two
-NONE = torch.finfo(torch.float64).tiny  # instead of a count of 0, to divide by
+TINY = torch.finfo(torch.float64).tiny  # instead of a count of 0, to divide by
 
 
 def combine(a: Triple, b: Triple) -> Triple:
@@ -146,7 +149,7 @@ def combine(a: Triple, b: Triple) -> Triple:
     count_a, mean_a, m2_a = a
     count_b, mean_b, m2_b = b
     count = count_a + count_b
-    share = count_b / count.clamp(min=NONE)
+    share = count_b / count.clamp(min=TINY)
     delta = mean_b - mean_a
     return count, mean_a + delta * share, m2_a + m2_b + delta.square() * (count_a * share)
 
@@ -180,18 +183,12 @@ class ClassMoments:
     @property
     def variance(self) -> Tensor:
         """[K, C], population variance of each class; 0 for a class without images."""
-        return self.m2 / self.count.clamp(min=NONE)[:, None]
-
-    def merge(self, other: ClassMoments) -> ClassMoments:
-        """The moments of both sets of images together."""
-        mine, its = (self.count[:, None], self.mean, self.m2), (other.count[:, None], other.mean, other.m2)
-        count, mean, m2 = combine(mine, its)
-        return ClassMoments(self.num_images + other.num_images, count[:, 0], mean, m2)
+        return self.m2 / self.count.clamp(min=TINY)[:, None]
 
     def total(self) -> Triple:
         """(count [], mean [C], m2 [C]) of all images together."""
         count = self.count.sum()
-        weight = (self.count / count.clamp(min=NONE))[:, None]  # [K, 1]
+        weight = (self.count / count.clamp(min=TINY))[:, None]  # [K, 1]
         mean = (weight * self.mean).sum(0)  # [C]
         spread = self.count[:, None] * (self.mean - mean).square()  # [K, C]
         return count, mean, self.m2.sum(0) + spread.sum(0)
@@ -206,7 +203,7 @@ class ClassMoments:
         _, grand, _ = self.total()
         count = _others(self.count)  # [K]
         offset = self.mean - grand  # [K, C]
-        shift = -offset * (self.count / count.clamp(min=NONE))[:, None]  # [K, C]
+        shift = -offset * (self.count / count.clamp(min=TINY))[:, None]  # [K, C]
         spread = _others(self.count[:, None] * offset.square()) - count[:, None] * shift.square()
         return ClassMoments(_others(self.num_images), count, grand + shift, _others(self.m2) + spread.clamp(min=0))
 
@@ -261,12 +258,6 @@ class ClassSums:
         return ClassSums(self.classes, self.num_images, count, total, squares)
 
 
-def beside(parts: Sequence[ClassSums]) -> ClassSums:
-    """The sums of several tensors of the same images, side by side."""
-    columns = (torch.cat(each, 1) for each in zip(*((p.count, p.total, p.squares) for p in parts), strict=True))
-    return ClassSums(parts[0].classes, parts[0].num_images, *columns)
-
-
 class Accumulator:
     """The running moments of several tensors, with one update per batch for all of them.
 
@@ -280,9 +271,9 @@ class Accumulator:
         tensors, columns = len(self._widths), sum(self._widths)
         self._owner = torch.repeat_interleave(torch.tensor(self._widths, dtype=torch.int64))  # [C] column -> tensor
         self._first = torch.tensor([0, *self._widths[:-1]]).cumsum(0)  # [T] tensor -> its first column
-        self._images, self._count = (torch.zeros(0, *shape, dtype=torch.float64) for shape in ((), (tensors,)))
-        self._mean, self._m2 = (torch.zeros(0, columns, dtype=torch.float64) for _ in range(2))
-        self.grow(classes)
+        shapes = (classes,), (classes, tensors), (classes, columns), (classes, columns)
+        # Zeros of numpy, unlike torch's, do not touch the memory of classes that never get images.
+        self._images, self._count, self._mean, self._m2 = (torch.from_numpy(np.zeros(shape)) for shape in shapes)
 
     @property
     def num_images(self) -> Tensor:
@@ -297,14 +288,11 @@ class Accumulator:
     def grow(self, classes: int) -> None:
         """Make room for at least this many classes."""
         more = classes - len(self._images)
-        if more <= 0:
-            return
-        self._images, self._count = (
-            torch.cat([t, t.new_zeros(more, *t.shape[1:])]) for t in (self._images, self._count)
-        )
-        # These rows are set to zero when a class is first seen: memory for classes without images is not touched.
-        for rows in (self._mean, self._m2):
-            rows.resize_(classes, rows.shape[1])
+        if more > 0:
+            self._images, self._count, self._mean, self._m2 = (
+                torch.cat([t, t.new_zeros(more, *t.shape[1:])])
+                for t in (self._images, self._count, self._mean, self._m2)
+            )
 
     def add(self, batch: ClassSums) -> None:
         """Add a batch with the columns of `widths`.
@@ -314,39 +302,33 @@ class Accumulator:
         """
         rows = batch.classes
         self.grow(int(rows.max()) + 1 if len(rows) else 0)
-        self._clear(rows)
-        mean = batch.total / batch.count.clamp(min=NONE)
+        mean = batch.total / batch.count.clamp(min=TINY)
         m2 = (batch.squares - batch.total * mean).clamp_(min=0)
         mine = (self._count[rows][:, self._owner], self._mean[rows], self._m2[rows])
         _, self._mean[rows], self._m2[rows] = combine(mine, (batch.count, mean, m2))
         self._count[rows] += batch.count[:, self._first]
         self._images[rows] += batch.num_images
 
-    def sum_over(self, all_reduce: Callable[[Tensor], Tensor]) -> None:
-        """Merge with the other processes, which have as many classes: `all_reduce` sums a tensor over all of them.
+    def merge_processes(self) -> None:
+        """Merge with the other processes, which may have seen other classes.
 
         mean = sum n_p mean_p / n,  m2 = sum (m2_p + n_p (mean_p - mean)^2): `combine` for any number of groups.
         """
-        self._clear(torch.arange(len(self._images)))
-        count = all_reduce(self._count)
-        images = all_reduce(self._images)
+        if processes() == 1:
+            return
+        sizes = torch.zeros(processes())
+        sizes[dist.get_rank()] = len(self._images)
+        self.grow(int(add_up(sizes).max()))
+        count, images = add_up(self._count), add_up(self._images)
         mine = self._count[:, self._owner]  # [K, C]
-        mean = all_reduce(mine * self._mean) / count[:, self._owner].clamp(min=NONE)
-        m2 = all_reduce(self._m2 + mine * (self._mean - mean).square())
+        mean = add_up(mine * self._mean) / count[:, self._owner].clamp(min=TINY)
+        m2 = add_up(self._m2 + mine * (self._mean - mean).square())
         self._images, self._count, self._mean, self._m2 = images, count, mean, m2
 
     def result(self, classes: Sequence[int] | None = None) -> list[ClassMoments]:
         """The moments so far of these classes (None: all), tensor by tensor; they may share this object's memory."""
-        everything = list(range(len(self._images)))
-        chosen = everything if classes is None else list(classes)
-        self._clear(torch.tensor(chosen, dtype=torch.int64))
         parts = [self._images, self._count, self._mean, self._m2]
-        images, count, mean, m2 = parts if chosen == everything else (part[chosen] for part in parts)
+        every = classes is None or list(classes) == list(range(len(self._images)))
+        images, count, mean, m2 = parts if every else (part[list(classes or ())] for part in parts)
         columns = count.unbind(1), torch.split(mean, self._widths, 1), torch.split(m2, self._widths, 1)
         return [ClassMoments(images, *triple) for triple in zip(*columns, strict=True)]
-
-    def _clear(self, classes: Tensor) -> None:
-        """Zero the rows of classes that have no images yet."""
-        fresh = classes[self._images[classes] == 0]
-        self._mean[fresh] = 0
-        self._m2[fresh] = 0

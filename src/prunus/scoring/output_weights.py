@@ -158,7 +158,7 @@ def _float_outputs(model: nn.Module, images: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
-def takes_any_batch(model: nn.Module, images: Any) -> bool:
+def images_are_independent(model: nn.Module, images: Any) -> bool:
     """Whether the network, whose code depends on sizes, gives one image the same outputs alone and among others."""
     few = tree_map(lambda t: t[:BATCH], images)
     alone = tree_map(lambda t: t[:1], images)

@@ -35,7 +35,7 @@ from prunus.util.processes import processes
 from prunus.util.progress import Progress
 from prunus.util.state import evaluating, generators_kept
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 After = Callable[[int, Any, Any], None]  # batch number, labels on the CPU, outputs that count: logits [N, K]
 Ints = npt.NDArray[np.int64]
@@ -161,7 +161,7 @@ class Sample:
         if self._all:
             return self._loader
         if self._places is None or not isinstance(self._loader, DataLoader):
-            log.info("picking %d of %d images while reading all of them", self.quotas.sum(), self.sizes.sum())
+            logger.info("picking %d of %d images while reading all of them", self.quotas.sum(), self.sizes.sum())
             return self
         labels = self._labels
         mixed = np.random.default_rng(self._entropy).permutation(len(labels))

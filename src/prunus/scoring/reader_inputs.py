@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,8 +19,8 @@ from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.units import Reader
 from prunus.scoring.evidence import Contributions, ReaderGroup, ReaderInputs
-from prunus.scoring.gram_sums import KeptRows, Parts, RegressionSums, add_apart, held_apart, together
-from prunus.scoring.output_weights import NewLayer, ProbeImages, takes_any_batch
+from prunus.scoring.gram_sums import RegressionSums, SplitRows, held_apart
+from prunus.scoring.output_weights import NewLayer, ProbeImages, images_are_independent
 from prunus.scoring.passes import Images, chunks, count_of
 from prunus.scoring.rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
 from prunus.scoring.taps import hooked
@@ -28,7 +28,7 @@ from prunus.util.batches import call, device_of
 from prunus.util.progress import Progress, warn_once
 from prunus.util.state import evaluating, generators_kept
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SHOWN = 5  # layers in a warning
 FEW_IMAGES = "few images"  # what several warnings are about
@@ -38,28 +38,17 @@ PIXELS = 8 * 3 * 224 * 224  # numbers in the images that run through the network
 WIDEST = 5000  # inputs of a wider reader are treated as uncorrelated: their covariance would be too large to invert
 
 
-@dataclass(frozen=True, eq=False)
-class LayerInputs:
-    """Inputs of one layer. Those of every fifth image are held out."""
+class LayerInputs(SplitRows):
+    """Inputs of one layer."""
 
-    layer: Any
-    fitted: RegressionSums
-    held: RegressionSums
-
-    @property
-    def rows(self) -> int:
-        """Number of rows in all."""
-        return self.fitted.rows + self.held.rows
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
 
     @property
     def unprobed(self) -> RegressionSums:
         """The rows of images that are no probe images; all rows if there are too few images for that."""
         return self.fitted if self.fitted.rows and self.held.rows else self.whole
-
-    @cached_property
-    def whole(self) -> RegressionSums:
-        """All rows together."""
-        return together(self.fitted, self.held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +79,7 @@ class SeenInputs:
         if weak:
             more = f" and {len(weak) - SHOWN} more" if len(weak) > SHOWN else ""
             warn_once(
-                log,
+                logger,
                 FEW_IMAGES,
                 "%d images are few: the errors of channels that these layers read are uncertain and come from a shrunk "
                 "covariance: %s%s",
@@ -148,19 +137,57 @@ def collect_reader_inputs(
     """
     if positions < 1:
         raise ScoreError(f"positions must be at least 1, got {positions!r}")
-    pass_ = _Pass(graph, positions, seed)
-    with evaluating(graph.model), generators_kept(), hooked(graph.model, pass_.places, pass_.look, after=True):
+    model, traced = graph.model, graph.analysis.traced
+    readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
+    places = {
+        str(node.target): place
+        for place, node in enumerate(traced.graph.nodes)
+        if node.op == "call_module" and str(node.target) in readers and traced.calls[str(node.target)] == 1
+    }
+    seen: dict[str, LayerInputs] = {}
+    first: Any = None  # the first images, which serve as probe images if there are so few that none is held out
+    held: Any = None  # the first held-out images
+    num_images = 0  # before the images that run
+
+    def look(name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
+        if name not in seen:
+            if num_images or not args or not isinstance(layer, PLAIN) or not acts_plainly(layer, args[0]):
+                return
+            seen[name] = LayerInputs(layer)
+        numbers = range(num_images, num_images + len(y))
+        order, num_fitted = held_apart(numbers)
+        where = spots_of(numbers, grid_of(layer, y), positions, (seed, places[name]))[order]
+        rows = inputs_at(layer, args[0], where, order).flatten(3)  # [N, P, groups, n]
+        seen[name].add(num_fitted, rows, rows[..., :0])  # the outputs follow from the inputs
+
+    with evaluating(model), generators_kept(), hooked(model, places, look, after=True):
         for chunk in chunks(graph, images):
             # On a CPU so many images at a time run that their activations stay in its caches.
             count, numbers = count_of(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
-            fits = device_of(graph.model).type != "cpu" or bool(graph.analysis.traced.guards)
+            fits = device_of(model).type != "cpu" or bool(traced.guards)
             at_once = count if fits else max(1, min(count, PIXELS * count // max(numbers, 1)))
             for start in range(0, count, at_once):
                 few = tree_map(lambda t, i=start, n=at_once: t[i : i + n], chunk)
-                call(graph.model, tree_map(lambda t: t.clone(), few))  # the network may write into its input
-                pass_.next_images(few)
-                progress(pass_.num_images, None)
-    return SeenInputs(graph, pass_.layers(), pass_.num_images, pass_.probe())
+                call(model, tree_map(lambda t: t.clone(), few))  # the network may write into its input
+                order, fitted = held_apart(range(num_images, num_images + count_of(few)))
+                others = tree_map(lambda t, some=order[fitted:]: t[some.to(t.device)], few)
+                if first is None:
+                    first, held = few, others
+                elif count_of(held) < PROBE_IMAGES:
+                    held = tree_map(lambda a, b: torch.cat([a, b])[:PROBE_IMAGES], held, others)
+                num_images += count_of(few)
+                progress(num_images, None)
+    probed = held if count_of(held) else first
+    probe: ProbeImages | None = None
+    if not traced.guards or images_are_independent(model, probed):
+        probe = ProbeImages(graph, probed)
+    else:
+        logger.warning(
+            "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
+            "them, and not by what they do to the network's outputs"
+        )
+    in_order = {name: seen[name] for name in places if name in seen}  # of the calls
+    return SeenInputs(graph, in_order, num_images, probe)
 
 
 def weights_per_filter(layer: Any) -> int:
@@ -171,62 +198,6 @@ def weights_per_filter(layer: Any) -> int:
 def input_width(layer: Any) -> int:
     """Size of a layer's input-channel axis."""
     return int(getattr(layer, "in_channels", getattr(layer, "in_features", 0)))
-
-
-class _Pass:
-    """Hooks on all readers that add what they see, chunk by chunk."""
-
-    def __init__(self, graph: ChannelGraph, positions: int, seed: int) -> None:
-        self._graph, self._positions, self._seed = graph, positions, seed
-        traced = graph.analysis.traced
-        readers = {reader.module for unit in graph.units.values() for reader in unit.readers}
-        self.places = {
-            str(node.target): place
-            for place, node in enumerate(traced.graph.nodes)
-            if node.op == "call_module" and str(node.target) in readers and traced.calls[str(node.target)] == 1
-        }
-        self._parts: dict[str, Parts] = {}
-        self._held: Any = None  # the first held-out images
-        self._first: Any = None  # the first images, which serve if there are so few that none is held out
-        self.num_images = 0
-
-    def look(self, name: str, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
-        if name not in self._parts:
-            if self.num_images or not args or not isinstance(layer, PLAIN) or not acts_plainly(layer, args[0]):
-                return
-            self._parts[name] = KeptRows(), KeptRows()
-        numbers = range(self.num_images, self.num_images + len(y))
-        images, num_fitted = held_apart(numbers)
-        where = spots_of(numbers, grid_of(layer, y), self._positions, (self._seed, self.places[name]))[images]
-        rows = inputs_at(layer, args[0], where, images).flatten(3)  # [N, P, groups, n]
-        add_apart(self._parts[name], num_fitted, rows, rows[..., :0])  # the outputs follow from the inputs
-        fitted, held = self._parts[name]
-        if isinstance(fitted, KeptRows) and isinstance(held, KeptRows) and fitted.rows + held.rows >= rows.shape[3]:
-            self._parts[name] = fitted.summed(), held.summed()  # from here on the sums are smaller than the rows
-
-    def next_images(self, images: Any) -> None:
-        order, fitted = held_apart(range(self.num_images, self.num_images + count_of(images)))
-        held = tree_map(lambda t: t[order[fitted:].to(t.device)], images)
-        if self._first is None:
-            self._first, self._held = images, held
-        elif count_of(self._held) < PROBE_IMAGES:
-            self._held = tree_map(lambda a, b: torch.cat([a, b])[:PROBE_IMAGES], self._held, held)
-        self.num_images += count_of(images)
-
-    def probe(self) -> ProbeImages | None:
-        """The first held-out images; None if the network takes one batch size only."""
-        images = self._held if count_of(self._held) else self._first
-        if not self._graph.analysis.traced.guards or takes_any_batch(self._graph.model, images):
-            return ProbeImages(self._graph, images)
-        log.warning(
-            "the network's code depends on the batch size: errors of channels are weighed by the layers that read "
-            "them, and not by what they do to the network's outputs"
-        )
-        return None
-
-    def layers(self) -> dict[str, LayerInputs]:  # in the order of the calls
-        model = self._graph.model
-        return {n: LayerInputs(model.get_submodule(n), *self._parts[n]) for n in self.places if n in self._parts}
 
 
 def _groups(layer: Any, reader: Reader) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:

@@ -19,7 +19,7 @@ from prunus.scoring.choice import ALL, ChosenMetric, UserMetric, choose_metrics,
 from prunus.scoring.collect import Statistics, collect
 from prunus.scoring.evidence import Channels, Filters, UnitWidth, filters, reader_norms, scales
 from prunus.scoring.gradients import collect_discrimination, collect_gradients, collect_importance
-from prunus.scoring.maps import MapRequest, collect_maps
+from prunus.scoring.maps import collect_maps
 from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, check_unlabelled
 from prunus.scoring.passes import CHUNK, Sample
 from prunus.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs, contributions
@@ -32,7 +32,7 @@ from prunus.util.options import check, maps_memory
 from prunus.util.processes import processes
 from prunus.util.progress import Progress, shown, steps
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Source = Batches | Tensor | Statistics | HasSeenInputs  # what scores are computed from
 SHOWN = 5  # units in a warning
@@ -137,8 +137,8 @@ def _scored(graph: ChannelGraph, metrics: Sequence[ChosenMetric], evidence: _Evi
         where = slice(None) if channels is None else channels
         for one in metrics:
             vector = values[one.name][unit]
-            found = one.metric.score(each, **one.options)
-            array = found.detach().cpu().numpy() if isinstance(found, Tensor) else np.asarray(found)
+            result = one.metric.score(each, **one.options)
+            array = result.detach().cpu().numpy() if isinstance(result, Tensor) else np.asarray(result)
             if array.shape != (count := len(vector[where]),):
                 raise ScoreError(
                     f"{one.name} must give unit {unit} {count} scores, one per channel, got the shape "
@@ -182,7 +182,7 @@ def _gather(
         )
     separating = [one for one in metrics if one.metric.needs_classes]
     if task.reference is not None:
-        check_unlabelled([one.metric for one in metrics if one.metric.name in METRICS])
+        check_unlabelled(one.metric for one in metrics)
     if need in ("maps", "discrimination") and separating and task.label_kind != "classes":
         raise ScoreError(
             f"{', '.join(one.name for one in separating)}: only for classification, with one class per image, and the "
@@ -207,17 +207,11 @@ def _gather(
         num_images = next(iter(gradients.values())).num_images
         return _Evidence(((name, None, each) for name, each in gradients.items()), num_images)
     if need == "maps":
-        request = MapRequest(
-            settings.sample_size,
-            maps_memory(settings.memory),
-            whole=not all(one.metric.takes_scatter for one in metrics),
-            tap=tap,
-            classes=bool(separating),
-            saturating=tuple(one.name for one in metrics if one.metric.saturates),
-            **how,
-        )
-        num_images, maps = collect_maps(graph, source, request)
-        return _Evidence(((name, part.channels, part.maps) for name, parts in maps for part in parts), num_images)
+        size, memory = settings.sample_size, maps_memory(settings.memory)
+        saturating = [one.name for one in metrics if one.metric.saturates]
+        how |= {"tap": tap, "classes": bool(separating), "saturating": saturating}
+        num_images, maps = collect_maps(graph, source, size, memory, **how)
+        return _Evidence(((name, *part) for name, parts in maps for part in parts), num_images)
     # For the other metrics an image is costly, so they get a sample.
     sample = Sample(source, settings.sample_size, settings.seed, task=task).batches()
     images = ((unpack_for(task, batch, number, labelled=False)[0],) for number, batch in enumerate(sample))
@@ -250,7 +244,7 @@ def _of_readers(seen: SeenInputs, need: str, progress: Progress) -> _Evidence:
         raise ScoreError(f"no unit can be scored by its readers: {why}; use a metric of activations or weights")
     if others:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-        log.warning("no scores for %s%s, which stay as they are: %s", ", ".join(others[:SHOWN]), more, why)
+        logger.warning("no scores for %s%s, which stay as they are: %s", ", ".join(others[:SHOWN]), more, why)
     every: Iterable[Any] = seen.evidence() if need == "reader_inputs" else contributions(seen)
 
     def parts() -> Iterator[Part]:

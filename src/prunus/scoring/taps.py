@@ -22,7 +22,7 @@ from prunus.graph.units import Indices, Reader
 from prunus.scoring.settings import Where
 from prunus.util.state import evaluating, generators_kept, nothing_compiled
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 See = Callable[[str, Tensor], None]  # the tap's name and its tensor, channels at axis 1
 
@@ -42,46 +42,40 @@ class Slot:
         return b"" if self.inputs.shape[1] == 1 else self.inputs.tobytes()
 
 
-@dataclass(frozen=True, eq=False)
-class Tap:
-    """The tensor that enters one layer, or several that share it; `name` is the first of them."""
-
-    name: str
-    slots: tuple[Slot, ...]
-
-    def needs(self) -> dict[bytes, Slot]:
-        """What must be reduced here: key -> a slot that needs it."""
-        return {slot.key: slot for slot in self.slots}
+Taps = dict[str, list[Slot]]  # by the layer that the tensor enters, the first of several that share it
+Owners = dict[str, str]  # layer -> the first layer that reads the same tensor, if that is another one
 
 
 @dataclass(frozen=True)
 class TapLocations:
     """The taps of a pass: by layer for tensors that enter it, by call for tensors in front of an activation."""
 
-    readers: Mapping[str, Tap]
-    activations: Mapping[int, Tap] = field(default_factory=dict)
+    readers: Taps
+    activations: Mapping[int, list[Slot]] = field(default_factory=dict)
     last_axis: frozenset[int] = frozenset()  # activation calls whose channels are at the last axis
     notes: tuple[str, ...] = ()
 
     @property
-    def taps(self) -> dict[str, Tap]:
+    def taps(self) -> Taps:
         """All taps by name."""
-        return {**self.readers, **{tap.name: tap for tap in self.activations.values()}}
+        return {**self.readers, **{activation_name(call): slots for call, slots in self.activations.items()}}
 
 
-Owners = dict[str, str]  # layer -> the first layer that reads the same tensor, if that is another one
+def activation_name(call: int) -> str:
+    """The name of a tap in front of an activation."""
+    return f"activation {call}"
 
 
-def merged(taps: Mapping[str, Tap], owners: Owners) -> dict[str, Tap]:
+def merged(taps: Taps, owners: Owners) -> Taps:
     """The taps, with those that share a tensor merged into one, and with equal slots of a unit merged, too."""
-    slots: dict[str, dict[tuple[str, bytes, bytes], Slot]] = {}
-    for name, tap in taps.items():
-        mine = slots.setdefault(owners.get(name, name), {})
-        for slot in tap.slots:
+    merged_slots: dict[str, dict[tuple[str, bytes, bytes], Slot]] = {}
+    for name, slots in taps.items():
+        mine = merged_slots.setdefault(owners.get(name, name), {})
+        for slot in slots:
             key = slot.unit, slot.channels.tobytes(), repr(slot.inputs.shape).encode() + slot.inputs.tobytes()
             earlier = mine[key].readers if key in mine else ()
             mine[key] = Slot(slot.unit, slot.channels, slot.inputs, (*earlier, *slot.readers))
-    return {name: Tap(name, tuple(parts.values())) for name, parts in slots.items()}
+    return {name: list(parts.values()) for name, parts in merged_slots.items()}
 
 
 @contextmanager
@@ -104,13 +98,13 @@ def hooked(model: nn.Module, layers: Iterable[str], hook: Callable[..., Any], *,
             handle.remove()
 
 
-def reading_taps(graph: ChannelGraph) -> dict[str, Tap]:
+def reading_taps(graph: ChannelGraph) -> Taps:
     """One tap for each layer that reads channels of some unit, in the order of the units."""
-    slots: dict[str, list[Slot]] = {}
+    taps: Taps = {}
     for name, unit in graph.units.items():
         for reader in unit.readers:
-            slots.setdefault(reader.module, []).append(Slot(name, reader.channels, reader.inputs, (reader,)))
-    return {module: Tap(module, tuple(parts)) for module, parts in slots.items()}
+            taps.setdefault(reader.module, []).append(Slot(name, reader.channels, reader.inputs, (reader,)))
+    return taps
 
 
 def channels_first(x: Tensor, layer: nn.Module) -> Tensor:
@@ -150,19 +144,19 @@ def watched(graph: ChannelGraph, places: TapLocations, see: See) -> Iterator[Own
         tensor, version, owner = seen.get(key, (lambda: None, 0, ""))
         once = calls.get(name, 1) == calls.get(owner, 1) == 1
         known = once and tensor() is x and version == x._version and owner != name
-        if known and taps[name].needs().keys() <= taps[owner].needs().keys():
+        if known and {slot.key for slot in taps[name]} <= {slot.key for slot in taps[owner]}:
             owners[name] = owner
             return
         seen[key] = (weakref.ref(x), x._version, name)
         see(name, channels_first(x, layer))
 
     def show(call: int, x: Tensor) -> None:
-        see(places.activations[call].name, x.movedim(-1, 1) if call in places.last_axis and x.ndim > 2 else x)
+        see(activation_name(call), x.movedim(-1, 1) if call in places.last_axis and x.ndim > 2 else x)
 
     with ExitStack() as stack:
         stack.enter_context(hooked(graph.model, taps, look))
         if places.activations:
-            before = _ActivationInputs({call: partial(show, call) for call in places.activations})
+            before = _Activations({call: partial(show, call) for call in places.activations})
             stack.enter_context(hooked(graph.model, [""], before.restart))
             stack.enter_context(before)
         yield owners
@@ -176,30 +170,29 @@ def locate_taps(graph: ChannelGraph, where: Where) -> TapLocations:
     if where != "before_activation":
         raise ScoreError(f'tap must be "reader" or "before_activation", got {where!r}')
     origins = _origins(graph, taps)
-    readers: dict[str, Tap] = {}
-    slots: dict[int, list[Slot]] = {}
+    readers: Taps = {}
+    activations: dict[int, list[Slot]] = {}
     last_axis: set[int] = set()
     notes: list[str] = []
-    for name, tap in taps.items():
+    for name, slots in taps.items():
         at_end = isinstance(graph.model.get_submodule(name), nn.Linear)
         rest = []
-        for slot in tap.slots:
+        for slot in slots:
             moved = _moved(slot, origins[name], at_end)
             rest += [] if moved is not None else [slot]
             for call, part in (moved or {}).items():
-                slots.setdefault(call, []).append(part)
+                activations.setdefault(call, []).append(part)
                 if at_end and origins[name].direct == call:  # type: ignore[union-attr]
                     last_axis.add(call)
         if rest:
-            readers[name] = Tap(name, tuple(rest))
+            readers[name] = rest
             units = " and ".join(dict.fromkeys(slot.unit for slot in rest))
             several = graph.analysis.traced.calls.get(name, 1) > 1
             why = f"{name} is called several times" if several else f"there is no activation right before {name}"
             notes.append(f"{units}: {why}, so its input is scored")
     for note in notes:
-        log.info("%s", note)
-    activations = {call: Tap(f"activation {call}", tuple(parts)) for call, parts in sorted(slots.items())}
-    return TapLocations(readers, activations, frozenset(last_axis), tuple(notes))
+        logger.info("%s", note)
+    return TapLocations(readers, dict(sorted(activations.items())), frozenset(last_axis), tuple(notes))
 
 
 # Find the tensor in front of an activation, however the network calls it: modules, functions, methods, in place.
@@ -229,13 +222,23 @@ class Origin:
     direct: int | None = None
 
 
-class _ActivationTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts activation calls and follows their outputs. It keeps all followed tensors: for an example only."""
+class _Activations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the activation calls of a forward pass.
 
-    def __init__(self) -> None:
+    Args:
+        shown: Call -> what to do with its input, before an in-place call overwrites it.
+        follow: Keep all tensors that come from activations, to tell their origins: for an example only.
+    """
+
+    def __init__(self, shown: Mapping[int, Callable[[Tensor], None]] | None = None, follow: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls = 0
+        self._shown, self._follow = shown or {}, follow
+        self._calls = 0
         self._origins: dict[int, tuple[Tensor, Origin]] = {}
+
+    def restart(self, *_: Any) -> None:
+        """Start counting again, for a new forward pass."""
+        self._calls = 0
 
     def origin(self, x: Any) -> Origin | None:
         """Where the channels of x come from, if known."""
@@ -245,20 +248,25 @@ class _ActivationTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        name, call = func._schema.name, -1
+        if name in ACTIVATIONS and isinstance(args[0], Tensor) and args[0].ndim > 1:
+            call = self._calls
+            self._calls += 1
+            if call in self._shown:
+                self._shown[call](args[0])
         out = func(*args, **(kwargs or {}))
         first = out[0] if isinstance(out, tuple | list) and out else out
-        if isinstance(first, Tensor) and first.ndim > 1:
-            origin = self._followed(func._schema.name, args, first)
+        if self._follow and isinstance(first, Tensor) and first.ndim > 1:
+            if call < 0:
+                origin = self._followed(name, args, first)
+            else:
+                origin = Origin(np.full(first.shape[1], call), np.arange(first.shape[1]), call)
             self._origins.pop(id(first), None)
             if origin is not None:
                 self._origins[id(first)] = (first, origin)
         return out
 
     def _followed(self, name: str, args: tuple[Any, ...], out: Tensor) -> Origin | None:
-        if name in ACTIVATIONS:
-            self.calls += 1
-            width = out.shape[1]
-            return Origin(np.full(width, self.calls - 1), np.arange(width), self.calls - 1)
         if name == "aten::cat":
             dim = args[1] if len(args) > 1 else 0
             if dim not in (1, 1 - args[0][0].ndim) or not any(map(self.origin, args[0])):
@@ -284,34 +292,9 @@ class _ActivationTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
 
-class _ActivationInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts activation calls, and shows the inputs of the wanted calls before an in-place call overwrites them."""
-
-    def __init__(self, wanted: Mapping[int, Callable[[Tensor], None]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._wanted = wanted
-        self._calls = 0
-
-    def restart(self, *_: Any) -> None:
-        """Start counting again, for a new forward pass."""
-        self._calls = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func._schema.name in ACTIVATIONS:
-            x = args[0]
-            if isinstance(x, Tensor) and x.ndim > 1:
-                see = self._wanted.get(self._calls)
-                self._calls += 1
-                if see is not None:
-                    see(x)
-        return func(*args, **(kwargs or {}))
-
-
-def _origins(graph: ChannelGraph, taps: Mapping[str, Tap]) -> dict[str, Origin | None]:
+def _origins(graph: ChannelGraph, taps: Taps) -> dict[str, Origin | None]:
     """For each tapped layer that is called once: the activations that its input comes from."""
-    tracer, model = _ActivationTracer(), graph.model
+    tracer, model = _Activations(follow=True), graph.model
     origins: dict[str, Origin | None] = dict.fromkeys(taps)
 
     def note(name: str, _: nn.Module, given: tuple[Any, ...]) -> None:

@@ -108,7 +108,7 @@ class BenchRow:
     speedup: float  # relative to the first model in the same engine at the same batch size: median over paired turns
     interval: tuple[float, float] = (0.0, math.inf)  # 95% confidence interval of the speed-up
 
-    def said(self) -> str:
+    def speed_text(self) -> str:
         """The speed-up with its interval, or that there is no measurable difference."""
         return "" if math.isnan(self.speedup) else str(Speedup(self.speedup, *self.interval))
 
@@ -140,7 +140,7 @@ class Benched:
         """A short table: the time and speed of every model in every engine, and the notes."""
         title = f"Benched {count(len(self.profiles), 'model')} on {count(self.threads, 'thread')}"
         rows = [
-            (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", row.said())
+            (row.model, row.engine, str(row.timing.batch_size), f"{1e3 * row.timing.median:.3f}", row.speed_text())
             for row in self.rows
         ]
         return "\n".join([short_table(title, ("model", "engine", "batch", "ms", "speed"), rows), *self.notes])

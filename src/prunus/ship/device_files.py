@@ -40,19 +40,7 @@ def export_device_file(
 ) -> Difference:
     """Write `model` for batches of the example's size, run the file in its engine and compare it with PyTorch.
 
-    Core ML runs on Apple's machines only: there the file's structure is checked, and no image is compared.
-
-    Args:
-        kind: The format.
-        model: The network, in 32-bit numbers.
-        example: An input, for its shape.
-        path: The file; of Core ML, the folder.
-        images: Images to compare on; random ones if not given.
-
-    Raises:
-        RunError: A package is missing.
-        ModelError: The format cannot express the network, or the file computes something else.
-        FileError: The file cannot be written.
+    Core ML runs on Apple's machines only: there the folder's structure is checked, and no image is compared.
     """
     if kind == "mlpackage":
         require({"coremltools": "coreml"}, "export to Core ML")
@@ -109,9 +97,7 @@ def _write_ncnn(model: nn.Module, example: Example, path: Path) -> Runner:
     source, stem = path.with_name("source.onnx"), path.with_name(path.name.removesuffix(PARAM))
     source.write_bytes(exported(model, example, ENGINES["ncnn"].selection))
     names, count = convert_onnx(source, stem)
-    network = open_files(stem, torch.get_num_threads())
-    places = [f"in{n}" for n in range(len(names))], [f"out{n}" for n in range(count)]
-    return _on_batches(program(network, names, *places))
+    return _on_batches(program(open_files(stem, torch.get_num_threads()), names, count))
 
 
 def _on_batches(opened: OnnxProgram) -> Runner:
@@ -151,11 +137,11 @@ def _write_core_ml(model: nn.Module, example: Example, path: Path) -> None:
             raise ModelError(f"Core ML cannot express {type(model).__name__}: {failure(error)}") from error
         function = spec.mlProgram.functions["main"]
         kinds = [one.type for one in function.block_specializations[function.opset].operations]
-        found = sum(kind in ("conv", "conv_transpose", "linear", "matmul") for kind in kinds)
+        written = sum(kind in ("conv", "conv_transpose", "linear", "matmul") for kind in kinds)
         sizes = [list(one.type.multiArrayType.shape) for one in spec.description.output]
-        if found != count or sizes != wanted:
+        if written != count or sizes != wanted:
             raise ModelError(
-                f"the Core ML package is not the network: it has {found} layers and outputs {sizes}, and the network "
+                f"the Core ML package is not the network: it has {written} layers and outputs {sizes}, and the network "
                 f"has {count} and {wanted}"
             )
         old = Path(folder) / "old"

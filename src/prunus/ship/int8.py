@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from prunus.ship.fold import fold_batch_norm
 from prunus.ship.formats import NUM_CALIBRATION
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
-from prunus.tasks.quality import ACCURACY, QualityText
+from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES, require
+from prunus.timing.engines.onnxruntime import quantise
 from prunus.timing.latency import Speedup, latency, repeated, speedup
 from prunus.timing.onnx_export import PACKAGES, OnnxFile, export_onnx
-from prunus.timing.quantise import quantise
 from prunus.util.batches import Batches, check_batches
 from prunus.util.files import atomic
 from prunus.util.progress import PhaseProgress, phases, shown
@@ -55,8 +55,8 @@ class Int8Export:
     before: Evaluation
     after: Evaluation
     num_calibration: int
-    speed: Mapping[str, Speedup] = field(default_factory=dict)
-    quality: QualityText = ACCURACY
+    speed: Mapping[str, Speedup]
+    quality: QualityText
 
     @property
     def drop(self) -> float:
@@ -122,7 +122,7 @@ def export_int8(
         reader = _Calibration(calibration, name, num_calibration, chosen, of("calibration"))
         quantise(plain, made, reader)
         after = evaluate(OnnxFile(made), holdout, task=chosen, progress=of(f"{text.name} of int8"))
-        done = Int8Export(path, made.stat().st_size, before, after, reader.num_images, quality=text)
+        done = Int8Export(path, made.stat().st_size, before, after, reader.num_images, {}, text)
         if done.drop > max_drop + ROUNDING:
             change = f"{text.shown(before.quality)} to {text.shown(after.quality)}"
             raise ModelError(
@@ -135,12 +135,12 @@ def export_int8(
     for engine, gain in speed.items():
         if gain.high < 1:
             logger.warning("int8 is slower than 32 bits in %s on this machine: %s", engine, gain)
-    return Int8Export(path, done.bytes, before, after, reader.num_images, speed, text)
+    return replace(done, speed=speed)
 
 
 def _timed(plain: Path, made: Path, example: Example, report: Callable[[int, int | None], None]) -> dict[str, Speedup]:
     """Engine -> the speed of the second file relative to the first, in the engines that are installed."""
-    found = {}
+    speeds = {}
     engines = [engine for engine in ENGINES.values() if engine.open_onnx is not None and engine.is_ready]
     for number, engine in enumerate(engines):
         report(number, len(engines))
@@ -150,9 +150,9 @@ def _timed(plain: Path, made: Path, example: Example, report: Callable[[int, int
         except (ModelError, RunError) as error:
             logger.info("int8 was not timed in %s: %s", engine.name, error)
             continue
-        found[engine.name] = speedup(slow.seconds, fast.seconds)
+        speeds[engine.name] = speedup(slow.seconds, fast.seconds)
     report(len(engines), len(engines))
-    return found
+    return speeds
 
 
 class _Calibration:

@@ -27,13 +27,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from jinja2 import Environment
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from prunus.errors import ModelError, PrunusError
-from prunus.graph.absent import Absent
-from prunus.graph.distance import distance
+from prunus.graph.branches import Absent
+from prunus.graph.compare import distance
 from prunus.graph.selection import INDEX, selection_of
 from prunus.graph.traced import Example, as_call
 from prunus.timing.onnx_export import TOLERANCE, Difference, comparison_batches
@@ -46,22 +47,8 @@ from prunus.zoo.networks import register
 
 Original = str | Callable[..., nn.Module]
 
-OWN = frozenset(
-    (
-        "ABSENT",
-        "Absent",
-        "LAYERS",
-        "SELECTIONS",
-        "WEIGHTS",
-        "Selection",
-        "build",
-        "select",
-        "Path",
-        "load_file",
-        "torch",
-        "nn",
-    )
-)
+OWN = {"ABSENT", "Absent", "LAYERS", "SELECTIONS", "WEIGHTS", "Selection", "build", "select"}  # names that a file uses
+OWN |= {"Path", "load_file", "nn", "torch"}
 GIVE = "give original=, a class or function of a module that builds the network as it was before pruning"
 
 
@@ -75,16 +62,7 @@ def export_python(
     images: Tensor | None = None,
     dynamic_batch: bool = True,
 ) -> Difference:
-    """Write `path` and, beside it, the weights. See `prunus.export`.
-
-    Args:
-        original: What builds the unpruned network: a name of the zoo, `module:factory`, a class or a function. The
-            class of the model by default, without arguments.
-        arguments: Given to it.
-
-    Raises:
-        ModelError: The network cannot be rebuilt so; the message says why.
-    """
+    """Write `path` and, beside it, the weights. See `prunus.export`."""
     if not path.stem.isidentifier():
         raise ModelError(f"{path.name} cannot be imported: give a name of letters, digits and _, such as small.py")
     source = _origin(type(model) if original is None else original, dict(arguments or {}))
@@ -224,7 +202,11 @@ def _source(module: ModuleType, name: str) -> tuple[list[str], str]:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             imports.append(ast.unparse(statement))
         elif isinstance(statement, ast.Import | ast.ImportFrom) and _of_prunus(statement):
-            parts += [_without_prunus(each, module) for each in names if each != "*"]
+            for each in names:  # errors of prunus become ValueErrors; other things of prunus are refused
+                value = getattr(module, each, None)
+                if each != "*" and not (isinstance(value, type) and issubclass(value, PrunusError)):
+                    raise ModelError(f"the network uses {each} of prunus, so that it cannot be built without it")
+                parts += [f"{each} = ValueError"] if each != "*" else []
         elif isinstance(statement, ast.Import | ast.ImportFrom) and names:
             imports.append(_import(statement, names, module))
         if not names or isinstance(statement, ast.Import | ast.ImportFrom):
@@ -270,14 +252,6 @@ def _is_registered(statement: ast.stmt, module: ModuleType) -> bool:
     """Whether decorators of a statement do nothing but enter a network into the zoo."""
     called = [d.func for d in getattr(statement, "decorator_list", []) if isinstance(d, ast.Call)]
     return any(isinstance(f, ast.Name) and getattr(module, f.id, None) is register for f in called)
-
-
-def _without_prunus(name: str, module: ModuleType) -> str:
-    """Errors of prunus become ValueErrors; other things of prunus are refused."""
-    value = getattr(module, name, None)
-    if not (isinstance(value, type) and issubclass(value, PrunusError)):
-        raise ModelError(f"the network uses {name} of prunus, so that it cannot be built without it")
-    return f"{name} = ValueError"
 
 
 def _import(statement: ast.Import | ast.ImportFrom, names: list[str], module: ModuleType) -> str:
@@ -403,125 +377,44 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _entry(key: str, value: Any) -> str:
-    """A line of a dict, or several if it is long."""
-    line = f"    {_literal(key)}: {_literal(value)},"
-    return textwrap.fill(line, 100, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
-
-
 def _table(name: str, entries: Mapping[str, Any]) -> str:
-    return "\n".join([f"{name} = {{", *(_entry(key, value) for key, value in entries.items()), "}"])
+    """A dict with a line for each entry, or several if it is long."""
+    how: Any = {"subsequent_indent": " " * 8, "break_long_words": False, "break_on_hyphens": False}
+    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in entries.items()]
+    return "\n".join([f"{name} = {{", *(textwrap.fill(line, 100, **how) for line in lines), "}"])
 
 
-SELECTING = '''
-
-class Selection(nn.Module):
-    """Passes on some channels of its input, along an axis.{about}"""
-
-    def __init__(self, axis, channels):
-        super().__init__()
-        self.axis = axis
-        self.register_buffer("channels", torch.tensor(channels), persistent=False)
-
-    def forward(self, x):
-{forward}
-
-    def extra_repr(self):
-        return f"axis {{self.axis}}, channels {{self.channels.tolist()}}"
-
-
-def select(layer, inputs):
-    """Before a layer runs: its selection of the input goes in."""
-    return (layer.selection(inputs[0]), *inputs[1:])
-'''
-STANDING_IN = '''
-
-class Absent(nn.Module):
-    """Stands for a module of a residual branch that was removed: the branch adds zeros."""
-
-    def __init__(self, zeros, whole):
-        super().__init__()
-        self.zeros, self.whole = zeros, whole
-
-    def forward(self, x, *args, **kwargs):
-        if not self.zeros:
-            return x
-        return torch.zeros_like(x) if self.whole else x.new_zeros((1,) * x.dim())
-'''
 IMPORTS = (
     "from pathlib import Path",
     "import torch",
     "from safetensors.torch import load_file",
     "from torch import nn",
 )
-SELECTED = "        return x.index_select(self.axis, self.channels)"
-FILLED = """        zeros = torch.zeros_like(x.narrow(self.axis, 0, 1))
-        return torch.cat([x, zeros], self.axis).index_select(self.axis, self.channels)"""
 
 
 def _text(
     model: nn.Module, whole: nn.Module, path: Path, origin: _Origin, before: int, absent: Mapping[str, Absent]
 ) -> str:
     selections = {n: s for n, s in ((name, selection_of(m)) for name, m in model.named_modules()) if s is not None}
-    now = sum(parameter.numel() for parameter in model.parameters())
-    name, weights = type(model).__name__, path.with_suffix(".safetensors").name
-    where = f"The network itself comes from {origin.home}." if origin.home else "The network itself is below."
-    head = f'''"""{name} with {now:,} of {before:,} parameters: a pruned network in plain PyTorch.
-
-    from {path.stem} import build
-
-    model = build()  # with its weights, in eval mode
-
-The weights are in {weights}, beside this file. {where}
-"""'''
-    parts = [head + "\n\n" + _sorted([*IMPORTS, *origin.imports])]
-    if origin.source:
-        parts.append("\n\n" + origin.source)
-    data = [
-        f'WEIGHTS = Path(__file__).with_name("{weights}")\n',
-        f"# What is different from {origin.call}: layer -> its attributes.",
-        _table("LAYERS", _changed_attributes(model, whole)),
-    ]
-    loops = ""
-    if absent:
-        data.append(
-            "\n# Modules of branches that are gone: module -> whether it returns zeros, and of its input's shape."
-        )
-        data.append(_table("ABSENT", {name: (module.zeros, module.whole) for name, module in absent.items()}))
-        loops += """    for name, settings in ABSENT.items():
-        model.set_submodule(name, Absent(*settings))
-"""
-    loops += """    for name, attributes in LAYERS.items():
-        for attribute, value in attributes.items():
-            setattr(model.get_submodule(name), attribute, value)
-"""
-    if selections:
-        channels = {name: (s.dim, s.index.tolist()) for name, s in selections.items()}
-        data.append("\n# Layers that read some channels of their input: layer -> axis, channels.")
-        data.append(_table("SELECTIONS", channels))
-        loops += """    for name, (axis, channels) in SELECTIONS.items():
-        layer = model.get_submodule(name)
-        layer.selection = Selection(axis, channels)
-        layer.register_forward_pre_hook(select)
-"""
-    parts.append(("\n\n" if origin.source else "\n") + "\n".join(data))
-    if selections:
-        filled = any(s.filled for s in selections.values())
-        about = " The channel behind the last one is zero." if filled else ""
-        parts.append(SELECTING.format(about=about, forward=FILLED if filled else SELECTED).rstrip("\n"))
-    if absent:
-        parts.append(STANDING_IN.rstrip("\n"))
-    parts.append(f'''
-
-def build():
-    """The pruned network, with its weights, in eval mode."""
-    model = {origin.call}
-{loops}    for name, tensor in load_file(WEIGHTS).items():
-        owner, _, attribute = name.rpartition(".")
-        getattr(model.get_submodule(owner), attribute).data = tensor
-    return model.eval()
-''')
-    return "\n".join(parts)
+    channels = {name: (s.dim, s.index.tolist()) for name, s in selections.items()}
+    gone = {name: (module.zeros, module.whole) for name, module in absent.items()}
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template = environment.from_string(Path(__file__).with_suffix(".jinja").read_text(encoding="utf-8"))
+    return template.render(
+        name=type(model).__name__,
+        parameters=f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        parameters_before=f"{before:,}",
+        stem=path.stem,
+        weights=path.with_suffix(".safetensors").name,
+        home=origin.home,
+        imports=_sorted([*IMPORTS, *origin.imports]),
+        source=origin.source,
+        call=origin.call,
+        layers=_table("LAYERS", _changed_attributes(model, whole)),
+        absent=_table("ABSENT", gone) if gone else "",
+        selections=_table("SELECTIONS", channels) if channels else "",
+        filled=any(selection.filled for selection in selections.values()),
+    )
 
 
 # -- the comparison

@@ -256,11 +256,11 @@ class MetricComparison:
 
         def measured(model: nn.Module, stage: str) -> Evaluation:
             images = ByImage(task)
-            found = accuracy_of(model, graph, self.test, task, say, images.add)
+            evaluation = accuracy_of(model, graph, self.test, task, say, images.add)
             if (values := images.result()) is not None:
                 kept = Predictions({stage: values}, "test", task.measured.name)
                 write_predictions(self._predictions_path(cut, name, stage), kept)
-            return found
+            return evaluation
 
         model = pruned_or_same(graph, plan)
         if (cut.network, name) not in self.measured_before:  # once for all seeds that remove the same channels
@@ -320,9 +320,9 @@ class MetricComparison:
             for row in mine:
                 cut = UniformCut(network, chosen[row["metric"]], ratio, self.settings.seed)
                 plan = (self.folder.row(cut.key) or {}).get("plan", "")
-                found = read_predictions(self._predictions_path(cut, plan, stage))
-                if found is not None:
-                    values[row["metric"]] = found.of[stage]
+                predictions = read_predictions(self._predictions_path(cut, plan, stage))
+                if predictions is not None:
+                    values[row["metric"]] = predictions.of[stage]
             if len(values) < 2:
                 continue
             best = max((row for row in mine if row["metric"] in values), key=lambda row: float(row[stage]))["metric"]
@@ -395,7 +395,7 @@ def effectiveness(
         compared = without_classes(compared, task)
     networks = {name: digest(model) for name, model in named.items()}
     asked = {**plain(chosen), "metrics": [one.name for one in compared], "networks": networks}
-    place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "seeds", "num_seeds"))
+    place = StudyFolder(folder, "effectiveness", asked, provenance, only_names_rows=("ratios", "seeds"))
     with processes_apart() as (rank, world), shown(progress, phases) as report:
         if rank == 0:
             place.start({"train": train, "test": test})
@@ -406,7 +406,7 @@ def effectiveness(
         comparison = MetricComparison(place, chosen, compared, graphs, train, retrain_on or train, measure_on, report)
         single = comparison.run(rank, world)
         rows = averaged(single)
-        told = comparison.against_the_best(rows)
+        tested = comparison.against_the_best(rows)
         if rank == 0:
             alike = {network: comparison.correlations(network) for network in graphs}
             text = QualityText.of(task)
@@ -430,6 +430,6 @@ def effectiveness(
                 "retrained_p": "p against the best",
             }
             pictures = [draw_effectiveness(rows, place.path, text), *write_correlations(alike, place.path)]
-            notes = [*sentences(rows, single, text), *told]
+            notes = [*sentences(rows, single, text), *tested]
             place.finish(TITLE, named_rows, pictures, notes, columns=columns, latex=as_latex(rows, text))
     return rows

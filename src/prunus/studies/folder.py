@@ -195,8 +195,8 @@ def text_cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) ->
 def rows_as_latex(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], caption: str) -> str:
     """Rows as a LaTeX table."""
     titles, cells = text_cells(rows, columns)
-    words = {columns[key] for key in columns if any(isinstance(row[key], str) for row in rows)}
-    numbers = [place for place, title in enumerate(titles) if title not in words]
+    texts = {columns[key] for key in columns if any(isinstance(row[key], str) for row in rows)}
+    numbers = [place for place, title in enumerate(titles) if title not in texts]
     return latex_table(titles, cells, numbers, caption=caption)
 
 

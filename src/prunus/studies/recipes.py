@@ -27,7 +27,8 @@ from typing import Any
 
 from prunus.errors import FileError, RunError
 from prunus.run.paper import OpenChoices, contradiction, only_drops_ridge, open_points, options_in
-from prunus.util.options import check_choice
+from prunus.run.settings import RARE
+from prunus.util.options import as_typed, check_choice, parse_value
 from prunus.util.registry import unknown
 from prunus.util.typed_json import from_data
 
@@ -38,6 +39,7 @@ SENTENCES = ("open", "departs", "layers")
 METRICS = ("metric", "metrics", "by")  # options that name metrics
 WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
 TABLE = ("study", "table")
+PRUNING = ("prune", "study sensitivity")  # commands with the settings of a run
 UNTRAINED = ("study timing", "study structure")  # commands that need no trained network
 
 Options = Mapping[str, Any]
@@ -157,32 +159,12 @@ def recipe_of(name: str, content: Mapping[str, Any]) -> Recipe:
     wrong += [f"{key}.{step}" for key, steps in budgets.items() for step in steps if step not in ("train", "run")]
     if wrong:
         raise KeyError(f"budget.{wrong[0]}; a budget is smoke or cpu, and changes train or run")
-    said = {key: tuple(rest.get(key, ())) for key in SENTENCES}
-    said["departs"] += said["layers"]
-    return Recipe(name, **{**rest, **said}, budgets=budgets)
+    notes = {key: tuple(rest.get(key, ())) for key in SENTENCES}
+    notes["departs"] += notes["layers"]
+    return Recipe(name, **{**rest, **notes}, budgets=budgets)
 
 
-def at_budget(recipe: Recipe, budget: str) -> tuple[Recipe, tuple[Change, ...]]:
-    """The recipe at a budget, and every setting that the budget changes."""
-    check_choice("the budget", budget, BUDGETS, RunError)
-    changes: tuple[Change, ...] = ()
-    for step, options in recipe.budgets.get(budget, {}).items():
-        recipe, more = changed(recipe, step, options)
-        changes += more
-    return recipe, changes
-
-
-def changed(recipe: Recipe, step: str, options: Options) -> tuple[Recipe, tuple[Change, ...]]:
-    """The recipe with other options in a step, and what has changed."""
-    before: Options = (recipe.train or {}) if step == "train" else recipe.run
-    changes = tuple(Change(step, key, before.get(key), now) for key, now in options.items() if before.get(key) != now)
-    if "rounds" in options and "alpha" in before:  # `prunus prune` solves alpha for a number of rounds
-        changes += (Change(step, "alpha", before["alpha"], "solved so that the rounds reach the target"),)
-    after = {**before, **options}
-    return (replace(recipe, train=after) if step == "train" else replace(recipe, run=after)), changes
-
-
-def as_asked(
+def at_budget(
     recipe: Recipe, budget: str, given: Sequence[str] = (), *, data: str | None = None, is_trained: bool = False
 ) -> tuple[Recipe, list[Change]]:
     """The recipe at a budget, with changes that a user typed, and everything that differs from the recipe.
@@ -195,30 +177,33 @@ def as_asked(
         data: Another data set for both.
         is_trained: There are weights, so that nothing is trained.
     """
-    recipe, changes = at_budget(recipe, budget)
-    asked = [] if data is None else [*(["train.data=" + data] if recipe.train else []), "data=" + data]
-    for text in [*asked, *given]:
+    check_choice("the budget", budget, BUDGETS, RunError)
+    budgeted = recipe.budgets.get(budget, {})
+    trains = recipe.train is not None or "train" in budgeted
+    groups = list(budgeted.items())  # step -> options, one after the other
+    both = [] if data is None else [*([f"train.data={data}"] if trains else []), f"data={data}"]
+    for text in [*both, *given]:
         key, equals, value = text.partition("=")
         step, _, name = key.rpartition(".")
         if not equals or not name or step not in ("", "train", "run"):
             raise RunError(f"--set takes KEY=VALUE, run.KEY=VALUE or train.KEY=VALUE; got {text!r}")
-        if step == "train" and recipe.train is None:
+        if step == "train" and not trains:
             raise RunError(f"{recipe.name} trains no network at this budget, so {text!r} would have no effect")
-        words = contradiction(name, value_of(value)) if recipe.command == "prune" and step != "train" else None
-        if words is not None and name not in recipe.budgets.get(budget, {}).get("run", {}):
-            raise RunError(f"{words}: leave out --set {text}, or use `prunus prune` without --paper")
-        recipe, more = changed(recipe, step or "run", {name: value_of(value)})
-        changes += more
-    return recipe, [one for one in merged(changes) if one.step == "run" or not is_trained]
-
-
-def merged(changes: Sequence[Change]) -> list[Change]:
-    """Changes of one setting as one change, from the recipe's value to the last one."""
-    last: dict[tuple[str, str], Change] = {}
-    for change in changes:
-        first = last.get((change.step, change.key), change)
-        last[change.step, change.key] = replace(change, was=first.was)
-    return [change for change in last.values() if change.was != change.now]
+        reason = contradiction(name, parse_value(value)) if recipe.command == "prune" and step != "train" else None
+        if reason is not None and name not in budgeted.get("run", {}):
+            raise RunError(f"{reason}: leave out --set {text}, or use `prunus prune` without --paper")
+        groups.append((step or "run", {name: parse_value(value)}))
+    before: dict[str, Options] = {"train": recipe.train or {}, "run": recipe.run}
+    after = {step: dict(options) for step, options in before.items()}
+    last: dict[tuple[str, str], Any] = {}  # step and key -> the value that counts
+    for step, options in groups:
+        last |= {(step, key): value for key, value in options.items()}
+        if "rounds" in options and "alpha" in after[step]:  # `prunus prune` solves alpha for a number of rounds
+            last[step, "alpha"] = "solved so that the rounds reach the target"
+        after[step] |= options
+    changes = [Change(step, key, before[step].get(key), now) for (step, key), now in last.items()]
+    changes = [each for each in changes if each.was != each.now and (each.step == "run" or not is_trained)]
+    return replace(recipe, run=after["run"], train=after["train"] if trains else None), changes
 
 
 def all_commands(
@@ -254,7 +239,7 @@ def commands(
     if trained is None and recipe.train is not None:
         base = base or folder / "base"
         train = {**recipe.train, **where, "out": str(base)}
-        steps.append(["train", str(train.pop("model", recipe.run["model"])), *_arguments(train)])
+        steps.append(["train", str(train.pop("model", recipe.run["model"])), *_arguments(train, "train")])
         trained = str(base / "model.safetensors")
     if trained is None and recipe.command not in UNTRAINED:
         trained = WEIGHTS
@@ -264,7 +249,7 @@ def commands(
         options["weights"] = trained
     if "data" in options:
         options |= where
-    steps.append([*recipe.command.split(), model, *_arguments({**options, "out": str(result)})])
+    steps.append([*recipe.command.split(), model, *_arguments({**options, "out": str(result)}, recipe.command)])
     if recipe.published is not None:
         steps.append([*TABLE, str(result)])
     return steps
@@ -280,25 +265,10 @@ def missing(steps: list[list[str]]) -> str | None:
     return None
 
 
-def value_of(text: str) -> Any:
-    """The value of a TOML literal such as '3', '0.5', 'true' or '["a"]'; any other text as it is."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _arguments(options: Options) -> list[str]:
+def _arguments(options: Options, command: str) -> list[str]:
     """{"batch_size": 128, "augment": False} -> --batch-size 128 --no-augment"""
-    arguments: list[str] = []
-    for key, value in options.items():
-        option = key.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            for one in value if isinstance(value, list) else [value]:
-                arguments += [f"--{option}", str(one)]
-    return arguments
+    by_set = RARE if command in PRUNING else ()
+    return [word for key, value in options.items() for word in as_typed(key, value, by_set)]
 
 
 # The rows of the paper's Tables 1 and 2, as published. Prunus did not measure these figures.

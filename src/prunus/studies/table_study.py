@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from prunus.errors import RunError
 from prunus.plots.style import COLOURS, INK, PAGE, figure, save, styled
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
-from prunus.studies.folder import StudyFolder, StudyRow, as_csv
+from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
-from prunus.util.tables import latex_table, markdown_table
+from prunus.util.tables import latex_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,11 +133,6 @@ def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
     return (f"{everywhere} Source: {published().source}.", *(note for note in others if note.startswith(starts)))
 
 
-def rows_as_csv(rows: Sequence[StudyRow]) -> str:
-    """All columns; cells are empty if nothing was reported."""
-    return as_csv(list(COLUMNS), [row.values() for row in rows])
-
-
 def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the columns in `titles`, as text. Columns without any value are left out."""
     shown = [key for key in titles if any(row[key] is not None for row in rows)]
@@ -154,21 +149,11 @@ def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> t
     return [titles[key] for key in shown], [[cell(key, row[key]) for key in shown] for row in rows]
 
 
-def as_markdown(rows: Sequence[StudyRow]) -> str:
-    """A markdown table, with runs in bold."""
-    titles, cells = as_cells(rows)
-    bold = [
-        [f"**{cell}**" for cell in line] if row["source"] == OWN else line
-        for row, line in zip(rows, cells, strict=True)
-    ]
-    return markdown_table(titles, bold)
-
-
 def as_latex(rows: Sequence[StudyRow]) -> str:
-    """A LaTeX table; runs are told from published rows by their source."""
+    """A LaTeX table. The column of sources says which rows are published ones."""
     titles, cells = as_cells(rows)
-    words = {COLUMNS[key] for key in ("network", "data", "method", "by", "source")}
-    numbers = [place for place, title in enumerate(titles) if title not in words]
+    texts = {COLUMNS[key] for key in ("network", "data", "method", "by", "source")}
+    numbers = [place for place, title in enumerate(titles) if title not in texts]
     return latex_table(titles, cells, numbers, caption="Runs among published results.", label="tab:published")
 
 

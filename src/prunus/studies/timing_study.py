@@ -16,18 +16,21 @@ from torch import Tensor
 from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import GraphRunner, last_uses
+from prunus.graph.units import Indices
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.scoring.choice import choose_metrics
 from prunus.scoring.collect import class_moments
 from prunus.scoring.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
-from prunus.scoring.maps import MapRequest, MapsAt, collect_maps
+from prunus.scoring.maps import collect_maps
 from prunus.scoring.metrics import metric_of
 from prunus.scoring.passes import Sample
 from prunus.scoring.settings import GIB
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.settings import TimingSettings
+from prunus.tasks import task_of
+from prunus.tasks.evaluate import unpack_for
 from prunus.timing.latency import timed
-from prunus.util.batches import Batches, device_of, move, unpack
+from prunus.util.batches import Batches, device_of, move
 from prunus.util.options import maps_memory, replaced
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import evaluating, generators_kept
@@ -48,7 +51,7 @@ def map_seconds(graph: ChannelGraph, batches: Batches, clock: str = "wall") -> d
 
     with evaluating(graph.model), generators_kept(), torch.inference_mode(False), torch.no_grad():
         for index, batch in enumerate(batches):
-            images, labels = unpack(batch, index)
+            images, labels = unpack_for(task_of(None), batch, index)
             if not len(labels):
                 continue
             runner = GraphRunner(graph.traced_for(images := move(images, home)))
@@ -78,15 +81,14 @@ READ_WEIGHTS = ("reader_energy", "gsd_reader")  # moment metrics that also use t
 
 
 def layer_work(
-    graph: ChannelGraph, unit: str, parts: Sequence[MapsAt], name: str, channels: int
+    graph: ChannelGraph, unit: str, parts: Sequence[tuple[Indices, Maps]], name: str, channels: int
 ) -> Iterator[Callable[[], Any] | None]:
     """The work to time, one function for each place where the unit is read; None if an inverse does not fit."""
     scored = graph.units[unit]
     if name == INVERSE:
-        for part in parts:
-            pixels = part.maps.maps.shape[2]  # type: ignore[union-attr]
-            fits = inverse_bytes(pixels) <= part.maps.memory
-            yield partial(di_by_inverse, part.maps, channels) if fits else None
+        for _, maps in parts:
+            fits = inverse_bytes(maps.maps.shape[2]) <= maps.memory
+            yield partial(di_by_inverse, maps, channels) if fits else None
         return
     (metric,) = choose_metrics([name])
     needs, score = metric.metric.needs, partial(metric.metric.score, **metric.options)
@@ -95,23 +97,20 @@ def layer_work(
     elif needs == "nothing":
         yield lambda: score(UnitWidth(unit, scored.width))
     elif needs == "maps":
-        yield from (partial(score, part.maps) for part in parts)
+        yield from (partial(score, maps) for _, maps in parts)
     else:
         # From the moments of the maps, as a scoring pass computes them batch by batch.
-        def by_moments(part: MapsAt) -> Tensor:
-            assert part.maps.maps is not None
-            moments = class_moments(part.maps.maps, part.maps.labels)
-            norms = torch.zeros(part.maps.maps.shape[1], dtype=torch.float64)
+        def by_moments(channels: Indices, maps: Maps) -> Tensor:
+            norms = torch.zeros(maps.maps.shape[1], dtype=torch.float64)
             if metric.metric.name in READ_WEIGHTS:
-                norms = reader_norms(graph, scored.readers, scored.width)[part.channels]
-            return score(Channels(unit, moments, norms))
+                norms = reader_norms(graph, scored.readers, scored.width)[channels]
+            return score(Channels(unit, class_moments(maps.maps, maps.labels), norms))
 
-        yield from (partial(by_moments, part) for part in parts)
+        yield from (partial(by_moments, *part) for part in parts)
 
 
 def di_by_inverse(maps: Maps, channels: int, rho: float = 1e-4) -> Tensor:
     """DI of the first `channels` channels as in Eqns. 9 to 11 of the paper: tr([S + rho I]^-1 S_B)."""
-    assert maps.maps is not None
     member = torch.nn.functional.one_hot(maps.labels).double().T  # [K, N]
     counts = member.sum(1, keepdim=True)  # [K, 1]
     values = []
@@ -223,8 +222,7 @@ def timing(
     if len(kept) < len(keys):
         with shown(progress, steps("maps and scores")) as report:
             memory = maps_memory(chosen.memory)
-            request = MapRequest(chosen.num_images, memory, seed=chosen.seed, progress=report)
-            taken, units = collect_maps(graph, loader, request)
+            taken, units = collect_maps(graph, loader, chosen.num_images, memory, seed=chosen.seed, progress=report)
             sample = Sample(loader, taken, chosen.seed, balanced=True)
             forward = map_seconds(graph, sample.batches(), chosen.clock)
             for unit, parts in units:
@@ -238,11 +236,16 @@ def timing(
 
 
 def _row(
-    graph: ChannelGraph, unit: str, parts: Sequence[MapsAt], name: str, forward: float, settings: TimingSettings
+    graph: ChannelGraph,
+    unit: str,
+    parts: Sequence[tuple[Indices, Maps]],
+    name: str,
+    forward: float,
+    settings: TimingSettings,
 ) -> StudyRow:
     """One row of the table; `seconds` is None where a matrix does not fit in memory."""
-    maps, width = parts[0].maps, graph.units[unit].width
-    images, _, pixels = maps.maps.shape  # type: ignore[union-attr]
+    maps, width = parts[0][1], graph.units[unit].width
+    images, _, pixels = maps.maps.shape
     timed_channels = min(width, settings.inverse_channels) if name == INVERSE else width
     work = list(layer_work(graph, unit, parts, name, timed_channels))
     seconds = None

@@ -23,13 +23,114 @@ from torch import Tensor
 
 from prunus.errors import DataError, ModelError, RunError
 from prunus.tasks import ByClass, Quality, Task
-from prunus.tasks.boxes import Found, decode_tensor, matches, scaled_back
 
 Decoder = Callable[[Any], Sequence[Mapping[str, Tensor]]]
 CONFIDENT = 0.25  # the score from which a box is shown, and counts in the loss
 IOU = 0.5  # overlap from which a box is found, in the loss
 MOST = 100  # boxes of an image that COCO looks at
-MORE = "pass a decoder: prunus.detection(decode=...), the network's output -> boxes, scores, labels of each image"
+LEAST_SCORE = 0.001  # candidates below it change average precision by nothing
+OVERLAP = 0.7  # of two boxes of a class, from which the one with the lower score goes
+CANDIDATES = 1000  # of an image that are looked at, the best ones
+CHOSEN = 300  # boxes of an image
+END_TO_END = 6  # x1, y1, x2, y2, score, class of a detector that chooses its boxes itself
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Boxes that a detector found in one image. `classes` is their number, if it is known."""
+
+    boxes: Tensor  # [n, 4] x1, y1, x2, y2
+    scores: Tensor  # [n]
+    labels: Tensor  # [n]
+    classes: int | None = None
+
+    def pick(self, which: Tensor) -> Boxes:
+        """Some of the boxes: their places, or True and False for each."""
+        return Boxes(self.boxes[which], self.scores[which], self.labels[which], self.classes)
+
+    def above(self, score: float) -> Boxes:
+        """Those with at least this score."""
+        return self.pick(self.scores >= score)
+
+    def best(self, most: int) -> Boxes:
+        """The `most` boxes with the highest scores, the best first."""
+        return self.pick(self.scores.argsort(descending=True, stable=True)[:most])
+
+    def cpu(self) -> Boxes:
+        """The same in the memory of the processor."""
+        return Boxes(self.boxes.cpu(), self.scores.cpu(), self.labels.cpu(), self.classes)
+
+
+def overlaps(boxes: Tensor, others: Tensor) -> Tensor:
+    """Intersection over union of all pairs of boxes [n, 4] and [m, 4]: [n, m], 0 where both are empty."""
+    sides = torch.minimum(boxes[:, None, 2:], others[:, 2:]) - torch.maximum(boxes[:, None, :2], others[:, :2])
+    both = sides.clamp(min=0).prod(2)
+    areas, its = ((part[:, 2:] - part[:, :2]).clamp(min=0).prod(1) for part in (boxes, others))
+    return both / (areas[:, None] + its - both).clamp(min=torch.finfo(both.dtype).tiny)
+
+
+def suppress(found: Boxes, overlap: float = OVERLAP, most: int = CHOSEN) -> Boxes:
+    """Non-maximum suppression: boxes that no better kept box of their class overlaps by more than `overlap`."""
+    best = found.best(CANDIDATES)
+    same = best.labels[:, None] == best.labels
+    rivals = ((overlaps(best.boxes, best.boxes) > overlap) & same).cpu().numpy()
+    alive = np.ones(len(rivals), dtype=bool)
+    kept = []
+    for place in range(len(rivals)):
+        if alive[place]:
+            kept.append(place)
+            alive &= ~rivals[place]
+            if len(kept) == most:
+                break
+    return best.pick(torch.tensor(kept, dtype=torch.long, device=best.boxes.device))
+
+
+def decode_tensor(values: Tensor) -> list[Boxes]:
+    """The boxes of each image of one tensor.
+
+    [N, 4 + C, places] holds centre, width and height in pixels and the probabilities of C classes at each place; every
+    class of a place is a candidate, as in COCO's evaluation. [N, boxes, 6] holds x1, y1, x2, y2, score and class.
+    """
+    values = values.detach().float()
+    if values.shape[2] == END_TO_END and values.shape[1] != 4 + END_TO_END:
+        images = [Boxes(rows[:, :4], rows[:, 4], rows[:, 5].round().long()) for rows in values]
+        return [image.above(LEAST_SCORE).best(CHOSEN) for image in images]
+    classes, images = values.shape[1] - 4, []
+    if classes < 1 or bool((values[:, 4:].amin() < 0) | (values[:, 4:].amax() > 1)):
+        raise ModelError(
+            f"expected [images, 4 + classes, places] with probabilities of classes, or [images, boxes, 6]; got "
+            f"{list(values.shape)} with other values: pass a decoder, prunus.detection(decode=...)"
+        )
+    for columns in values:
+        rows, places = (columns[4:] > LEAST_SCORE).nonzero(as_tuple=True)
+        centre, size = columns[:2, places].T, columns[2:4, places].T
+        boxes = torch.cat([centre - size / 2, centre + size / 2], 1)
+        images.append(suppress(Boxes(boxes, columns[4 + rows, places], rows, classes)))
+    return images
+
+
+def scaled_back(boxes: Tensor, frame: Tensor | None) -> Tensor:
+    """Boxes [n, 4] in pixels of the image before letterboxing, cut off at its borders.
+
+    frame: (scale, left, top, width, height): the image of width x height pixels was scaled, and put with its corner at
+    (left, top) of the network's input. None: the boxes stay as they are.
+    """
+    if frame is None:
+        return boxes
+    scale, left, top, width, height = frame.to(boxes.device, boxes.dtype)
+    corners: Tensor = (boxes - torch.stack([left, top, left, top])) / scale
+    return corners.clamp(min=0).minimum(torch.stack([width, height, width, height]))
+
+
+def matches(found: Boxes, boxes: Tensor, labels: Tensor, iou: float) -> int:
+    """How many of the boxes are found: each by the best box of its class that overlaps it enough and found no other."""
+    table = overlaps(found.boxes, boxes.to(found.boxes)) * (found.labels[:, None] == labels.to(found.labels.device))
+    free, hits = torch.ones(len(boxes), dtype=torch.bool), 0
+    for row in table.cpu():
+        value, place = (row * free).max(0) if len(row) else (torch.zeros(()), torch.zeros((), dtype=torch.long))
+        if float(value) >= iou:
+            free[place], hits = False, hits + 1
+    return hits
 
 
 @dataclass(eq=False)
@@ -55,43 +156,37 @@ class Predictions:
         return isinstance(self.whole, list | tuple) and (_is_list_of_dicts(self.whole) or self.maps is not self.whole)
 
     @cached_property
-    def images(self) -> list[Found]:
+    def images(self) -> list[Boxes]:
         """The boxes of each image, the best first."""
-        if self._decode is not None:
-            return [_checked_found(each) for each in self._decode(self.whole)]
-        if _is_list_of_dicts(self.whole):
-            return [_checked_found(each) for each in self.whole]
-        return decode_tensor(_boxes_tensor(self.whole))
+        if self._decode is not None or _is_list_of_dicts(self.whole):
+            return [_checked_boxes(each) for each in (self._decode(self.whole) if self._decode else self.whole)]
+        pair = isinstance(self.whole, list | tuple) and len(self.whole) == 2
+        first = self.whole[0] if pair else self.whole
+        if not isinstance(first, Tensor) or first.ndim != 3:
+            got = f"a tensor {list(first.shape)}" if isinstance(first, Tensor) else f"a {type(self.whole).__name__}"
+            raise ModelError(
+                f"the network returns {got}, and neither the boxes of torchvision's detectors (a list of dicts) nor "
+                "those of ultralytics' (a tensor [images, 4 + classes, places]): pass a decoder: "
+                "prunus.detection(decode=...), the network's output -> boxes, scores, labels of each image"
+            )
+        return decode_tensor(first)
 
 
 def _is_list_of_dicts(output: Any) -> bool:
     return isinstance(output, list | tuple) and bool(output) and all(isinstance(each, Mapping) for each in output)
 
 
-def _boxes_tensor(output: Any) -> Tensor:
-    """The tensor of an output that holds boxes and scores: [N, 4 + classes, places] or [N, boxes, 6]."""
-    first = output[0] if isinstance(output, list | tuple) and len(output) == 2 else output
-    if not isinstance(first, Tensor) or first.ndim != 3:
-        got = f"a tensor {list(first.shape)}" if isinstance(first, Tensor) else f"a {type(output).__name__}"
-        raise ModelError(
-            f"the network returns {got}, and neither the boxes of torchvision's detectors (a list of dicts) nor those "
-            f"of ultralytics' (a tensor [images, 4 + classes, places]): {MORE}"
-        )
-    return first
-
-
-def _checked_found(one: Any) -> Found:
+def _checked_boxes(one: Any) -> Boxes:
     """The boxes of one image, from a dict of boxes, scores and labels."""
-    missing = [key for key in ("boxes", "scores", "labels") if not isinstance(one, Mapping) or key not in one]
-    if missing:
+    if not isinstance(one, Mapping) or not {"boxes", "scores", "labels"} <= set(one):
         got = sorted(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
         raise ModelError(f"each image needs a dict with boxes [n, 4], scores [n] and labels [n]; got {got}")
-    found = Found(one["boxes"].detach().float(), one["scores"].detach().float(), one["labels"].detach().long())
-    shapes = [list(part.shape) for part in (found.boxes, found.scores, found.labels)]
-    count = len(found.scores)
+    boxes = Boxes(one["boxes"].detach().float(), one["scores"].detach().float(), one["labels"].detach().long())
+    shapes = [list(part.shape) for part in (boxes.boxes, boxes.scores, boxes.labels)]
+    count = len(boxes.scores)
     if shapes != [[count, 4], [count], [count]]:
         raise ModelError(f"boxes, scores and labels of an image must be [n, 4], [n] and [n]; got {shapes}")
-    return found
+    return boxes
 
 
 def _maps(output: Any) -> Any:
@@ -119,9 +214,8 @@ def check_boxes(predictions: Predictions, labels: Any, index: int) -> None:
             f"batch {index}: the labels of a detector are a list with a dict of boxes [n, 4] and labels [n] for each "
             f"image; got {type(labels).__name__}"
         )
-    known = (
-        next((f.classes for f in predictions.images if f.classes is not None), None) if predictions.decodes else None
-    )
+    numbers = [image.classes for image in predictions.images] if predictions.decodes else []
+    known = next((number for number in numbers if number is not None), None)
     for place, one in enumerate(labels):
         where, boxes, classes = f"batch {index}, image {place}", one["boxes"], one["labels"]
         if boxes.shape != (len(classes), 4) or classes.ndim != 1 or classes.is_floating_point():
@@ -147,16 +241,16 @@ def check_boxes(predictions: Predictions, labels: Any, index: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """An image: the boxes that were found, and those that are there, in pixels of the image as it is on disk."""
+class DetectedImage:
+    """The boxes that were found in an image, and those that are there, in pixels of the image as it is on disk."""
 
-    found: Found
+    found: Boxes
     boxes: Tensor  # [n, 4]
     labels: Tensor  # [n]
     crowd: Tensor  # [n], True where COCO neither asks for objects nor counts them
 
 
-def seen_images(predictions: Predictions, labels: Sequence[Mapping[str, Tensor]]) -> list[Seen]:
+def detected_images(predictions: Predictions, labels: Sequence[Mapping[str, Tensor]]) -> list[DetectedImage]:
     """What was found and what is there, image by image, on the CPU."""
     if len(predictions.images) != len(labels):
         raise DataError(f"the network gave boxes for {len(predictions.images)} images, and {len(labels)} have labels")
@@ -166,88 +260,76 @@ def seen_images(predictions: Predictions, labels: Sequence[Mapping[str, Tensor]]
         truth = scaled_back(there["boxes"].float(), frame).cpu()
         crowd = there.get("crowd", torch.zeros(len(truth), dtype=torch.bool)).cpu()
         best = found.best(MOST)
-        items.append(Seen(best.at(scaled_back(best.boxes, frame)).cpu(), truth, there["labels"].cpu(), crowd))
+        best = replace(best, boxes=scaled_back(best.boxes, frame)).cpu()
+        items.append(DetectedImage(best, truth, there["labels"].cpu(), crowd))
     return items
 
 
-def precisions(items: Sequence[Seen]) -> Tensor:
+def precisions(items: Sequence[DetectedImage]) -> Tensor:
     """COCO's average precision of every class at the overlaps 0.5, 0.55, ... 0.95: [10, classes]; NaN without boxes.
 
     The mean precision at the recalls 0, 0.01, ... 1, with at most 100 boxes for each image.
     """
-    evaluator = _coco_evaluator()
-    classes = _num_classes(items)
-    truths: list[dict[str, Any]] = []
-    answers: list[dict[str, Any]] = []
-    for image, item in enumerate(items):
-        for box, label, crowd in zip(item.boxes.tolist(), item.labels.tolist(), item.crowd.tolist(), strict=True):
-            size = [box[2] - box[0], box[3] - box[1]]
-            truths.append(
-                {"id": len(truths) + 1, "image_id": image, "category_id": label, "bbox": [*box[:2], *size]}
-                | {"area": size[0] * size[1], "iscrowd": int(crowd)}
-            )
-        found = item.found
-        for box, score, label in zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True):
-            size = [box[2] - box[0], box[3] - box[1]]
-            answers.append({"image_id": image, "category_id": label, "bbox": [*box[:2], *size], "score": score})
-    if not any(not truth["iscrowd"] for truth in truths):
-        raise DataError("no image has a box, so that average precision has no meaning: check the labels")
-    if not answers:
-        there = torch.bincount(torch.cat([item.labels[~item.crowd] for item in items]), minlength=classes) > 0
-        return torch.where(there, 0.0, torch.nan).expand(10, -1).double()
-    return evaluator(truths, answers, len(items), classes)
-
-
-def _coco_evaluator() -> Callable[[Any, Any, int, int], Tensor]:
-    """COCO's evaluation, which prints what it does: that is dropped."""
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
         raise RunError(f'average precision needs pycocotools ({error}): pip install "prunus[detection]"') from error
 
-    def evaluated(truths: Any, answers: Any, images: int, classes: int) -> Tensor:
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco = COCO()
-            coco.dataset = {
-                "images": [{"id": image} for image in range(images)],
-                "categories": [{"id": number} for number in range(classes)],
-                "annotations": truths,
-                "info": {},
-            }
-            coco.createIndex()
-            measured = COCOeval(coco, coco.loadRes(answers), "bbox")
-            measured.params.areaRng, measured.params.areaRngLbl = [[0, 1e10]], ["all"]
-            measured.params.maxDets = [MOST]
-            measured.evaluate()
-            measured.accumulate()
-        table = np.asarray(measured.eval["precision"], dtype=np.float64)[:, :, :, 0, 0]  # [overlaps, recalls, classes]
-        return torch.from_numpy(np.where(table < 0, np.nan, table).mean(1))
+    def rows(image: int, boxes: Tensor, labels: Tensor, key: str, values: Tensor) -> list[dict[str, Any]]:
+        """Boxes as COCO writes them: x, y, width, height."""
+        wide = boxes.double()
+        sized = torch.cat([wide[:, :2], wide[:, 2:] - wide[:, :2]], 1)
+        columns = zip(sized.tolist(), labels.tolist(), values.tolist(), strict=True)
+        return [{"image_id": image, "category_id": label, "bbox": box, key: value} for box, label, value in columns]
 
-    return evaluated
+    truths: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    for image, item in enumerate(items):
+        truths += rows(image, item.boxes, item.labels, "iscrowd", item.crowd.int())
+        answers += rows(image, item.found.boxes, item.found.labels, "score", item.found.scores)
+    sizes = _sizes(items)
+    if not sizes.any():
+        raise DataError("no image has a box, so that average precision has no meaning: check the labels")
+    if not answers:
+        return torch.where(sizes > 0, 0.0, torch.nan).expand(10, -1).double()
+    for number, truth in enumerate(truths, start=1):
+        truth |= {"id": number, "area": truth["bbox"][2] * truth["bbox"][3]}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+        coco = COCO()
+        coco.dataset = {
+            "images": [{"id": image} for image in range(len(items))],
+            "categories": [{"id": number} for number in range(len(sizes))],
+            "annotations": truths,
+            "info": {},
+        }
+        coco.createIndex()
+        measured = COCOeval(coco, coco.loadRes(answers), "bbox")
+        measured.params.areaRng, measured.params.areaRngLbl = [[0, 1e10]], ["all"]
+        measured.params.maxDets = [MOST]
+        measured.evaluate()
+        measured.accumulate()
+    table = np.asarray(measured.eval["precision"], dtype=np.float64)[:, :, :, 0, 0]  # [overlaps, recalls, classes]
+    return torch.from_numpy(np.where(table < 0, np.nan, table).mean(1))
 
 
-def _num_classes(items: Sequence[Seen]) -> int:
-    known = [item.found.classes for item in items if item.found.classes is not None]
-    largest = max(
-        (int(part.max()) for item in items for part in (item.labels, item.found.labels) if len(part)), default=0
-    )
-    return max([largest + 1, *known])
-
-
-def average_precision(items: Sequence[Seen]) -> float:
+def average_precision(items: Sequence[DetectedImage]) -> float:
     """AP50-95: the mean over classes that have boxes and over the overlaps 0.5 to 0.95."""
     return float(precisions(items).nanmean())
 
 
-def at_overlaps(items: Sequence[Seen]) -> dict[str, float]:
+def at_overlaps(items: Sequence[DetectedImage]) -> dict[str, float]:
     """AP50 and AP75: the mean over classes at one overlap."""
     table = precisions(items)
     return {"AP50": float(table[0].nanmean()), "AP75": float(table[5].nanmean())}
 
 
-def _sizes(items: Sequence[Seen]) -> Tensor:
-    return torch.bincount(torch.cat([item.labels[~item.crowd] for item in items]), minlength=_num_classes(items))
+def _sizes(items: Sequence[DetectedImage]) -> Tensor:
+    """How many boxes each class has [classes]."""
+    labels = torch.cat([part for item in items for part in (item.labels, item.found.labels)])
+    known = [item.found.classes or 0 for item in items]
+    classes = max([int(labels.max()) + 1 if len(labels) else 1, *known])
+    return torch.bincount(torch.cat([item.labels[~item.crowd] for item in items]), minlength=classes)
 
 
 def missed(predictions: Predictions, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -259,7 +341,7 @@ def missed(predictions: Predictions, labels: Sequence[Mapping[str, Tensor]]) -> 
     if not predictions.decodes:
         return torch.zeros(())
     values = []
-    for item in seen_images(predictions, labels):
+    for item in detected_images(predictions, labels):
         sure = item.found.above(CONFIDENT)
         hits = matches(sure, item.boxes, item.labels, IOU)
         total = len(sure.scores) + len(item.boxes)
@@ -290,15 +372,11 @@ def detection(
     def wrapped(output: Any) -> Predictions:
         return Predictions((outputs or _maps)(output), output, decode)
 
-    def given_loss(predictions: Predictions, labels: Any) -> Tensor:
-        assert loss is not None
-        return loss(predictions.whole, labels)
-
     return Task(
         name="detection",
         label_kind="boxes",
-        loss=missed if loss is None else given_loss,
-        quality=Quality(seen_images, "AP50-95", "%", average_precision, collects=True, details=at_overlaps),
+        loss=missed if loss is None else lambda predictions, labels: loss(predictions.whole, labels),
+        quality=Quality(detected_images, "AP50-95", "%", average_precision, collects=True, details=at_overlaps),
         outputs=wrapped,
         check=check_boxes,
         by_class=ByClass("AP50-95", None, lambda items: precisions(items).mean(0), _sizes, of="boxes"),

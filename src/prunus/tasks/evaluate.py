@@ -211,7 +211,12 @@ class QualitySums:
     def value(self) -> float:
         """The quality of all images so far."""
         self._check()
-        return value_of(self._quality, self.sums(), self.num_images)
+        sums, of_sums = self.sums(), self._quality.value
+        value = float(sums) / self.num_images if of_sums is None else float(of_sums(sums))
+        if not math.isfinite(value):
+            name = self._quality.name
+            raise RunError(f"{name} is {value}, and decisions cannot be based on it: check outputs and labels")
+        return value
 
     def sums(self) -> Any:
         """What the quality is computed from: sums in float64 on the CPU, or the items of all images."""
@@ -232,14 +237,6 @@ class QualitySums:
 
 def _total(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).cpu().double().sum(0)
-
-
-def value_of(quality: Quality, sums: Any, num_images: int) -> float:
-    """The quality that the sums or items of `num_images` images give."""
-    value = float(sums) / num_images if quality.value is None else float(quality.value(sums))
-    if not math.isfinite(value):
-        raise RunError(f"{quality.name} is {value}, and decisions cannot be based on it: check outputs and labels")
-    return value
 
 
 PERFECT = 0.995  # a held-out accuracy of this or more, on PERFECT_IMAGES or more, is rarely an honest one

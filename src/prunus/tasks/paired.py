@@ -120,12 +120,7 @@ class PairedTest:
     @property
     def p_text(self) -> str:
         """0.0312 as "0.031", and "< 0.001"."""
-        return p_text(self.p)
-
-
-def p_text(p: float) -> str:
-    """A p-value with three digits behind the point, or "< 0.001"."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+        return "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -171,13 +166,13 @@ def _bootstrap(a: Tensor, b: Tensor, value: Callable[[Tensor], float]) -> Paired
     """Draw the images again with replacement, DRAWS times, the same for both."""
     n, shape = len(a), a.shape[1:]
     draw = torch.Generator().manual_seed(0)
-    found: list[float] = []
+    differences: list[float] = []
     for _ in range(DRAWS // CHUNK):
         picked = torch.randint(n, (CHUNK, n), generator=draw)
         times = torch.zeros(CHUNK, n, dtype=torch.float64).scatter_add_(1, picked, torch.ones_like(picked).double())
         one, two = ((times @ side.reshape(n, -1)).reshape(CHUNK, *shape) for side in (a, b))
-        found += [float(value(y)) - float(value(x)) for x, y in zip(one, two, strict=True)]
-    apart = torch.tensor(found, dtype=torch.float64)
+        differences += [float(value(y)) - float(value(x)) for x, y in zip(one, two, strict=True)]
+    apart = torch.tensor(differences, dtype=torch.float64)
     low, high = int((apart <= 0).sum()), int((apart >= 0).sum())
     p = min(1.0, 2 * (min(low, high) + 1) / (DRAWS + 1))
     whole = float(value(b.sum(0))) - float(value(a.sum(0)))

@@ -22,7 +22,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +32,11 @@ from prunus.errors import FileError, RunError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
 from prunus.graph.units import Keep
-from prunus.timing.engines import Engine
 from prunus.timing.layer_blocks import find_blocks
 from prunus.util.text import count
 from prunus.util.typed_json import read_record, write_record
 
 LARGEST_BLOCK = 16  # channels that a kernel handles at a time, at most
-NARROW = 16  # layers up to this width are timed at all even widths
-MEDIUM = 64  # layers up to this width are timed at all multiples of 4
 
 
 def widths_to_time(width: int) -> tuple[int, ...]:
@@ -49,9 +45,9 @@ def widths_to_time(width: int) -> tuple[int, ...]:
     Up to 16: all even widths and some odd ones. Up to 64: multiples of 4. Above: about eighths of the width, as
     multiples of 16. Layers wider than 16 are also timed at some widths that are multiples of 4 or 8 only, or odd.
     """
-    if width <= NARROW:
+    if width <= 16:
         widths = {n for n in range(1, width) if n % 2 == 0 or n < 4 or n in (width // 2 - 1, width - 1)}
-    elif width <= MEDIUM:
+    elif width <= 64:
         widths = {*range(4, width, 4), width // 8 - 1, width // 2 - 1, width - 1}
     else:
         step = max(1, round(width / 8 / LARGEST_BLOCK)) * LARGEST_BLOCK
@@ -139,19 +135,23 @@ class LayerTimes:
 
     def scaled(self, factor: float) -> LayerTimes:
         """All times multiplied by a factor."""
-        seconds = tuple(tuple(factor * second for second in row) for row in self.seconds)
-        return replace(self, seconds=seconds, selecting=tuple(factor * second for second in self.selecting))
+        selecting = tuple(factor * second for second in self.selecting)
+        return replace(self, seconds=rows_of(factor * self.grid), selecting=selecting)
 
     def plus(self, other: LayerTimes) -> LayerTimes:
         """The times of further calls of the same layer added."""
-        pairs = zip(self.seconds, other.seconds, strict=True)
         return replace(
             self,
             kinds=(*self.kinds, *other.kinds),
-            seconds=tuple(tuple(a + b for a, b in zip(*rows, strict=True)) for rows in pairs),
+            seconds=rows_of(self.grid + other.grid),
             selecting=tuple(a + b for a, b in zip(self.selecting, other.selecting, strict=True)),
             outside=self.outside + other.outside,
         )
+
+
+def rows_of(grid: npt.NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+    """A grid as tuples of its rows."""
+    return tuple(map(tuple, grid.tolist()))
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,6 @@ class MeasuredWith:
     instructions: str  # its widest vector instructions
     threads: int
     batch: int
-
-    @classmethod
-    def here(cls, engine: Engine, device: torch.device, batch: int, threads: int) -> MeasuredWith:
-        """The setting of a measurement on this machine."""
-        return cls(engine.name, version(engine.package), torch.__version__, *machine_of(device), threads, batch)
 
     def __str__(self) -> str:
         where = f"{self.machine} ({self.instructions})"
@@ -217,8 +212,7 @@ class LatencyTable:
 
     def predict(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
         """Seconds per batch of the network in which each unit in `keep` keeps these channels."""
-        layers = self.by_layer(graph, keep)
-        return sum(layers.values()) + self.remainder_of(graph, keep)
+        return sum(self.by_layer(graph, keep).values()) + self.remainder_of(graph, keep)
 
     def by_layer(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> dict[str, float]:
         """Seconds per batch of each layer, with the selection in front of it."""
@@ -232,10 +226,6 @@ class LatencyTable:
             for name, times in self.layers.items()
             if name in cost
         }
-
-    def seconds(self, layer: str, inputs: int, outputs: int, *, selects: bool = False) -> float:
-        """Seconds per batch of a layer with these numbers of inputs and outputs, which it may select from a stream."""
-        return self.layers[layer].at(inputs, outputs, selects=selects)
 
     def remainder_of(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> float:
         """Seconds of what is not a layer. They shrink with what layers write for others than layers."""
@@ -262,21 +252,19 @@ class LatencyTable:
         widths: dict[str, tuple[int, ...]] = {}
         for name, unit in graph.units.items():
             counts = set(range(unit.granule, unit.width + 1, unit.granule))
-            for reader in unit.readers:
-                share = reader.inputs.shape[1]
-                if reader.module in self.layers and len(reader.channels) == unit.width:
-                    counts &= {n for n in counts if n * share in self.layers[reader.module].inputs}
-            selects = graph.streams == "select" and unit.kind == "stream"
-            for writer in () if selects else unit.writers:
-                if writer.module in self.layers and len(writer.channels) == unit.width:
-                    counts &= {n for n in counts if n * writer.outputs.shape[1] in self.layers[writer.module].outputs}
+            selects = graph.streams == "select" and unit.kind == "stream"  # its writers do not follow its readers
+            sides = [(r.module, r.channels, r.inputs.shape[1], "inputs") for r in unit.readers]
+            sides += [] if selects else [(w.module, w.channels, w.outputs.shape[1], "outputs") for w in unit.writers]
+            for layer, channels, share, axis in sides:
+                if layer in self.layers and len(channels) == unit.width:
+                    counts &= {n for n in counts if n * share in getattr(self.layers[layer], axis)}
             widths[name] = tuple(sorted(counts | {unit.width}))
         return widths
 
     # -- files
 
-    def check(self, graph: ChannelGraph) -> None:
-        """Raise RunError unless the layers of the network were timed."""
+    def check(self, graph: ChannelGraph, where: str = "") -> None:
+        """Raise RunError unless the layers of the network were timed. where: the beginning of its message."""
         kinds = kinds_of(graph)
         wrong = [f"it has layers that this one does not have, such as {n!r}" for n in self.layers if n not in kinds]
         for name, kind in kinds.items():
@@ -289,7 +277,7 @@ class LatencyTable:
                 timed = f"{times.inputs[-1]} inputs and {times.outputs[-1]} outputs"
                 wrong.append(f"its layer {name!r} has {timed}, not {layer.inputs} and {layer.outputs}")
         if wrong:
-            raise RunError(f"the latency table is of another network: {wrong[0]}; {_REMEDY}")
+            raise RunError(f"{where}the latency table is of another network: {wrong[0]}; {_REMEDY}")
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file, whole or not at all."""
@@ -311,10 +299,7 @@ def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:
         RunError: The table is of another network.
     """
     table = LatencyTable.load(path)
-    try:
-        table.check(graph)
-    except RunError as error:
-        raise RunError(f"{path}: {error}") from error
+    table.check(graph, f"{path}: ")
     return table
 
 

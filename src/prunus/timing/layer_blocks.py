@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,22 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from prunus.graph import layer_surgery
+from prunus.graph import surgery
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.selection import selection_of, unselect
 from prunus.graph.traced import CONVOLUTIONS, MIXING, TRANSPOSED, Traced, is_depthwise, only_user
-from prunus.timing.engines import Engine, SelectionForm
+from prunus.timing.engines import SelectionForm
 
-# Activations that engines fuse with the layer before them -> the functions and methods that compute the same
-ACTIVATIONS: Mapping[type[nn.Module], tuple[Any, ...]] = {
-    nn.ReLU: (F.relu, torch.relu, torch.relu_, "relu", "relu_"),
-    nn.ReLU6: (F.relu6,),
-    nn.LeakyReLU: (),
-    nn.Hardswish: (F.hardswish,),
-    nn.Hardsigmoid: (F.hardsigmoid,),
-    nn.SiLU: (F.silu,),
-    nn.Sigmoid: (torch.sigmoid, "sigmoid"),
-    nn.Tanh: (),
+# Activations that engines fuse with the layer before them -> the operation of ONNX, its attributes, and the functions
+# and methods that compute the same
+ACTIVATIONS: Mapping[type[nn.Module], tuple[str, Mapping[str, float], tuple[Any, ...]]] = {
+    nn.ReLU: ("Relu", {}, (F.relu, torch.relu, torch.relu_, "relu", "relu_")),
+    nn.ReLU6: ("Clip", {}, (F.relu6,)),  # between 0 and 6
+    nn.LeakyReLU: ("LeakyRelu", {}, ()),
+    nn.Hardswish: ("HardSwish", {}, (F.hardswish,)),
+    nn.Hardsigmoid: ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}, (F.hardsigmoid,)),
+    nn.SiLU: ("Sigmoid", {}, (F.silu,)),  # times its input
+    nn.Sigmoid: ("Sigmoid", {}, (torch.sigmoid, "sigmoid")),
+    nn.Tanh: ("Tanh", {}, ()),
 }
 
 
@@ -50,7 +51,9 @@ class Block:
     @property
     def widths(self) -> tuple[int, int]:
         """Numbers of inputs and outputs."""
-        return widths_of(self.modules[0])
+        layer = self.modules[0]
+        names = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
+        return int(getattr(layer, names[0])), int(getattr(layer, names[1]))
 
     @property
     def axis(self) -> int:
@@ -72,11 +75,10 @@ class Block:
         """The kind for engines that fold batch norms and biases into the layer, and take no time for a ReLU."""
         return re.sub(r"( BatchNorm\dd| ReLU(?= )|\+b)", "", self.kind)
 
-
-def widths_of(layer: nn.Module) -> tuple[int, int]:
-    """Numbers of inputs and outputs of a convolution or linear layer."""
-    names = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
-    return int(getattr(layer, names[0])), int(getattr(layer, names[1]))
+    @property
+    def has_before(self) -> bool:
+        """Whether a convolution is put in front of it when it is timed as an ONNX graph."""
+        return not self.first and not isinstance(self.modules[0], nn.Linear)
 
 
 def find_blocks(graph: ChannelGraph) -> list[Block]:
@@ -96,29 +98,23 @@ def _block(traced: Traced, node: fx.Node) -> Block:
         module = traced.module(user)
         activation = module if type(module) in ACTIVATIONS and _is_plain(module) else None
     elif user is not None and user.op in ("call_function", "call_method") and user.all_input_nodes == [last]:
-        activation = next((kind() for kind, targets in ACTIVATIONS.items() if user.target in targets), None)
+        activation = next((kind() for kind, (*_, same) in ACTIVATIONS.items() if user.target in same), None)
     if user is not None and activation is not None:
         modules, last = [*modules, activation], user
     block = nn.Sequential(*(copy.deepcopy(module) for module in modules)).eval()
     unselect(block[0])
-    read = node.all_input_nodes[0]
-    in_shape = traced.shapes[read.name]
-    kind = _kind(str(node.target), block, in_shape, traced.shapes[node.name], read.op == "placeholder")
-    return Block(str(node.target), kind, block, in_shape, traced.shapes[node.name], read.op == "placeholder", last)
-
-
-def _kind(name: str, block: nn.Sequential, in_shape: torch.Size, out_shape: torch.Size, first: bool) -> str:
-    """What the time of a block depends on. Only layers of torch itself are known by their settings: two layers of
-    another class may differ in something that does not show, so the name of the layer tells them apart."""
-    layer = block[0]
-    inside = slice(1, -1) if isinstance(layer, nn.Linear) else slice(2, None)
+    name, read = str(node.target), node.all_input_nodes[0]
+    in_shape, out_shape, first = traced.shapes[read.name], traced.shapes[node.name], read.op == "placeholder"
+    inside = slice(1, -1) if isinstance(block[0], nn.Linear) else slice(2, None)
     area = f"{_joined(in_shape[inside])}->{_joined(out_shape[inside])}"
-    parts = [_settings(layer), area, *(_settings(module) for module in list(block)[1:])]
+    parts = [_settings(block[0]), area, *(_settings(module) for module in list(block)[1:])]
     parts.append(str(next(block.parameters()).dtype).removeprefix("torch."))
     parts += ["first"] * first
+    # Only layers of torch itself are known by their settings: two layers of another class may differ in something that
+    # does not show, so the name of the layer tells them apart.
     if not all(_is_plain(module) for module in block):
         parts.append(f"layer {name}")
-    return " ".join(part for part in parts if part)
+    return Block(name, " ".join(filter(None, parts)), block, in_shape, out_shape, first, last)
 
 
 def is_shared(kind: str) -> bool:
@@ -167,46 +163,8 @@ class Run:
 Sum = dict[Run, int]  # a time as a sum of the times of runs: run -> 1, or -1 if it is subtracted
 
 
-def layer_sum(engine: Engine, block: Block, inputs: int, outputs: int) -> Sum:
-    """How the time of a block with these widths is measured."""
-    run = Run("block", inputs, outputs)
-    return {run: 1} if engine.open_onnx is None or not has_before(block) else {run: 1, Run("before", inputs): -1}
-
-
-def selection_sum(engine: Engine, block: Block, inputs: int) -> Sum:
-    """How the time of selecting this number of the block's inputs is measured."""
-    run = Run("selection", inputs)
-    if engine.open_onnx is None or not has_before(block):
-        return {run: 1}
-    return {run: 1, Run("before", inputs): 1, Run("before", block.widths[0]): -1, Run("reading", inputs): -1}
-
-
-def has_before(block: Block) -> bool:
-    """Whether a convolution is put in front of a block."""
-    return not block.first and not isinstance(block.modules[0], nn.Linear)
-
-
-def open_runs(
-    engine: Engine,
-    block: Block,
-    runs: Sequence[Run],
-    images: int,
-    device: torch.device,
-    threads: int,
-    form: SelectionForm = "gather",
-) -> list[Callable[[], Any]]:
-    """Functions that perform a run once, on random images, with selections in this form."""
-    if engine.open_onnx is None:
-        return [_torch_run(block, run, images, device) for run in runs]
-    graphs = [onnx_graph(block, run, images, form) for run in runs]
-    draw = np.random.default_rng(0)
-    inputs = [draw.standard_normal(shape).astype(np.float32) for _, shape in graphs]
-    programs = engine.open_all([model for model, _ in graphs], threads)
-    return [partial(program.run, [x]) for program, x in zip(programs, inputs, strict=True)]
-
-
-def _torch_run(block: Block, run: Run, images: int, device: torch.device) -> Callable[[], Any]:
-    """The block with only the first channels of each group, or the selection of these channels."""
+def torch_run(block: Block, run: Run, images: int, device: torch.device) -> Callable[[], Any]:
+    """A call, on random images, of the block with only the first channels of each group, or of their selection."""
     (width, wide), size = block.widths, [images, *block.in_shape[1:]]
     size[block.axis] = width if run.what == "selection" else run.inputs
     weight = next(block.modules.parameters())
@@ -221,12 +179,12 @@ def _torch_run(block: Block, run: Run, images: int, device: torch.device) -> Cal
         return partial(x.index_select, block.axis, torch.from_numpy(kept).to(device))
     cut = copy.deepcopy(block.modules)
     if block.depthwise:
-        layer_surgery.shrink_depthwise(cut[0], kept)
-        made = layer_surgery.depthwise_filters(block.modules[0], kept)
+        surgery.shrink_depthwise(cut[0], kept)
+        made = surgery.depthwise_filters(block.modules[0], kept)
     else:
-        layer_surgery.shrink_mixing(cut[0], kept, made)
+        surgery.shrink_mixing(cut[0], kept, made)
     for module in list(cut)[1:]:
-        layer_surgery.shrink_channelwise(module, made, wide)
+        surgery.shrink_channelwise(module, made, wide)
     return partial(cut, x)
 
 
@@ -235,33 +193,23 @@ def _torch_run(block: Block, run: Run, images: int, device: torch.device) -> Cal
 FED = 4  # channels that the convolution before a block reads
 READ = 16  # outputs of the convolution behind a selection
 OPSET = 18
-_NAMES = {
-    nn.ReLU: "Relu",
-    nn.LeakyReLU: "LeakyRelu",
-    nn.Hardswish: "HardSwish",
-    nn.Sigmoid: "Sigmoid",
-    nn.Tanh: "Tanh",
-}
 
 
 class OnnxGraph:
     """An ONNX graph that grows at its end. All of its layers have random weights."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        from onnx import TensorProto, helper
-
-        self._draw = np.random.default_rng(0)
-        self._helper: Any = helper
-        self._input: Any = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-        self._float: int = TensorProto.FLOAT
+        self._shape, self._draw = shape, np.random.default_rng(0)
         self._nodes: list[Any] = []
         self._weights: list[Any] = []
         self.end = "x"
 
     def add(self, operation: str, *inputs: str, **attributes: Any) -> None:
         """An operation on the value at the end, and its other inputs. Its value is the new end."""
+        from onnx import helper
+
         name = f"v{len(self._nodes)}"
-        self._nodes.append(self._helper.make_node(operation, [self.end, *inputs], [name], **attributes))
+        self._nodes.append(helper.make_node(operation, [self.end, *inputs], [name], **attributes))
         self.end = name
 
     def constant(self, values: npt.NDArray[Any]) -> str:
@@ -279,10 +227,13 @@ class OnnxGraph:
 
     def serialized(self) -> bytes:
         """The graph as the bytes of an ONNX file."""
-        output = self._helper.make_tensor_value_info(self.end, self._float, None)
-        graph = self._helper.make_graph(self._nodes, "block", [self._input], [output], self._weights)
-        opset = self._helper.make_opsetid("", OPSET)
-        made: bytes = self._helper.make_model(graph, opset_imports=[opset], ir_version=9).SerializeToString()
+        from onnx import TensorProto, helper
+
+        first = helper.make_tensor_value_info("x", TensorProto.FLOAT, self._shape)
+        last = helper.make_tensor_value_info(self.end, TensorProto.FLOAT, None)
+        graph = helper.make_graph(self._nodes, "block", [first], [last], self._weights)
+        opset = helper.make_opsetid("", OPSET)
+        made: bytes = helper.make_model(graph, opset_imports=[opset], ir_version=9).SerializeToString()
         return made
 
 
@@ -291,9 +242,9 @@ def onnx_graph(block: Block, run: Run, images: int, form: SelectionForm = "gathe
     is_linear = isinstance(block.modules[0], nn.Linear)
     width = block.widths[0] if run.what == "selection" else run.inputs
     size, ones = [images, *block.in_shape[1:]], [1] * (len(block.in_shape) - 2)
-    size[block.axis] = FED if has_before(block) else width
+    size[block.axis] = FED if block.has_before else width
     graph, area = OnnxGraph(tuple(size)), block.in_shape[2:]
-    if has_before(block):
+    if block.has_before:
         graph.add("Conv", graph.random(width, FED, *ones), graph.random(width))
         graph.add("Relu")
     if run.what == "selection":
@@ -315,8 +266,13 @@ def onnx_graph(block: Block, run: Run, images: int, form: SelectionForm = "gathe
         else:
             graph.add("MatMul", graph.random(run.inputs, run.outputs))
             graph.add("Add", graph.random(run.outputs))
-        for module in list(block.modules)[1:]:
-            _add_activation(graph, module)
+        for module in block.modules:
+            operation, attributes, _ = ACTIVATIONS.get(type(module), ("", {}, ()))
+            before, edges = graph.end, (0.0, 6.0) if operation == "Clip" else ()
+            if operation:  # a batch norm is folded into the layer before it, so it adds nothing
+                graph.add(operation, *(graph.constant(np.array(n, dtype=np.float32)) for n in edges), **attributes)
+            if isinstance(module, nn.SiLU):
+                graph.add("Mul", before)
     elif run.what != "before" and not is_linear:
         graph.add("Conv", graph.random(READ, run.inputs, *ones), graph.random(READ))
     if not is_linear:  # one position of the image: takes no time, and any layout
@@ -332,28 +288,12 @@ def _add_convolution(graph: OnnxGraph, block: Block, inputs: int, outputs: int) 
         outputs = inputs * layer.out_channels // layer.in_channels
     groups = inputs if block.depthwise else layer.groups
     if isinstance(layer, TRANSPOSED):
-        pads, more = [*layer.padding, *layer.padding], list(layer.output_padding)
+        shared |= {"pads": [*layer.padding, *layer.padding], "output_padding": list(layer.output_padding)}
         weight = graph.random(inputs, outputs // groups, *kernel)
-        graph.add(
-            "ConvTranspose", weight, graph.random(outputs), group=groups, pads=pads, output_padding=more, **shared
-        )
+        graph.add("ConvTranspose", weight, graph.random(outputs), group=groups, **shared)
         return
     sizes = zip(block.in_shape[2:], block.out_shape[2:], kernel, stride, dilation, strict=True)
     missing = [max(0, (out - 1) * s + d * (k - 1) + 1 - size) for size, out, k, s, d in sizes]
     pads = [n // 2 for n in missing] + [n - n // 2 for n in missing]
     weight = graph.random(outputs, inputs // groups, *kernel)
     graph.add("Conv", weight, graph.random(outputs), group=groups, pads=pads, **shared)
-
-
-def _add_activation(graph: OnnxGraph, module: nn.Module) -> None:
-    """A batch norm is folded into the layer before it, so it adds nothing."""
-    if type(module) in _NAMES:
-        graph.add(_NAMES[type(module)])
-    elif isinstance(module, nn.ReLU6):
-        graph.add("Clip", *(graph.constant(np.array(edge, dtype=np.float32)) for edge in (0.0, 6.0)))
-    elif isinstance(module, nn.Hardsigmoid):
-        graph.add("HardSigmoid", alpha=1 / 6, beta=0.5)
-    elif isinstance(module, nn.SiLU):
-        before = graph.end
-        graph.add("Sigmoid")
-        graph.add("Mul", before)

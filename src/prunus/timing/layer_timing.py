@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,17 @@ from prunus.graph.traced import MIXING
 from prunus.graph.units import Indices, Unit
 from prunus.timing.engines import ENGINES, Engine, SelectionForm
 from prunus.timing.latency import prepare, processor_time, ready_to_time, repeated, take_turns
-from prunus.timing.latency_table import LatencyTable, LayerTimes, MeasuredWith, TimingCache, Timings, widths_to_time
-from prunus.timing.layer_blocks import Block, Run, Sum, find_blocks, is_shared, layer_sum, open_runs, selection_sum
+from prunus.timing.latency_table import (
+    LatencyTable,
+    LayerTimes,
+    MeasuredWith,
+    TimingCache,
+    Timings,
+    machine_of,
+    rows_of,
+    widths_to_time,
+)
+from prunus.timing.layer_blocks import Block, Run, Sum, find_blocks, is_shared, onnx_graph, torch_run
 from prunus.util.batches import device_of, to_device
 from prunus.util.progress import Progress, shown, steps
 from prunus.util.state import generators_kept
@@ -89,12 +99,10 @@ def latency_table(
 def _calibrated_table(graph: ChannelGraph, grids: Sequence[Grid], layers: Timer, networks: Timer) -> LatencyTable:
     times: dict[str, LayerTimes] = {}
     for grid in grids:
-        timed = layers.of(_timed_kind(layers.engine, grid.block))
+        timed, selections = (layers.of(kind) for kind in layers.kinds(grid.block))
         seconds = complete(grid.inputs, grid.outputs, {(i, o): timed[f"{i}->{o}"] for i, o in grid.points})
-        selections = layers.of(_selection_kind(grid.block, layers.form))
         selecting = (*(selections[str(i)] for i in grid.selected), 0.0) if grid.selects else ()
-        rows = tuple(tuple(row) for row in seconds.tolist())
-        one = LayerTimes((grid.block.kind,), grid.inputs, grid.outputs, rows, selecting, grid.outside)
+        one = LayerTimes((grid.block.kind,), grid.inputs, grid.outputs, rows_of(seconds), selecting, grid.outside)
         name = grid.block.layer
         times[name] = times[name].plus(one) if name in times else one
     alone = LatencyTable(networks.cache.setting, networks.whole[0], 0.0, times)
@@ -272,9 +280,22 @@ class Timer:
         """Times of a kind: widths as text -> seconds."""
         return (self.cache.timings if is_shared(kind) else self.unshared).setdefault(kind, {})
 
+    def kinds(self, block: Block) -> tuple[str, str]:
+        """The kinds of times of a block, and of the selection of its inputs."""
+        area = "x".join(map(str, block.in_shape[1:-1] if block.axis > 1 else block.in_shape[2:]))
+        how = "Select" if self.form == "gather" else f"Select by {self.form}"
+        selection = f"{how} {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
+        return block.kind if self.engine.open_onnx is None else block.fused_kind, selection
+
     def open(self, block: Block, runs: Sequence[Run], images: int) -> list[Call]:
-        """Functions that perform a run once."""
-        return open_runs(self.engine, block, runs, images, self.device, self.cache.setting.threads, self.form)
+        """Functions that perform a run once, on random images."""
+        if self.engine.open_onnx is None:
+            return [torch_run(block, run, images, self.device) for run in runs]
+        graphs = [onnx_graph(block, run, images, self.form) for run in runs]
+        draw = np.random.default_rng(0)
+        inputs = [draw.standard_normal(shape).astype(np.float32) for _, shape in graphs]
+        programs = self.engine.open_all([model for model, _ in graphs], self.cache.setting.threads)
+        return [partial(program.run, [x]) for program, x in zip(programs, inputs, strict=True)]
 
     def seconds(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[float]:
         """Seconds of each call. In each round a call runs once untimed, and then `repeats` times."""
@@ -286,9 +307,23 @@ class Timer:
         usual = known["seconds"]
         return [usual * statistics.median(t / pace[n // repeats] for n, t in enumerate(times)) for times in took[1:]]
 
-    def trial(self, call: Call) -> float:
-        """About how long a call takes."""
-        return max(SMALLEST, min(self._turns([call], 1, 2)[0]))
+    def measured(self, block: Block, sums: Mapping[str, Sum]) -> Iterator[dict[str, float]]:
+        """Seconds of some of the sums at a time."""
+        batch = self.cache.setting.batch
+        added = [run for total in sums.values() for run, sign in total.items() if sign > 0]
+        longest = max(added, key=lambda run: (run.inputs, run.outputs))
+        about = max(SMALLEST, min(self._turns(self.open(block, [longest], batch), 1, 2)[0]))
+        images = batch if len(block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / about)))
+        rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / about)))
+        names = list(sums)
+        for start in range(0, len(names), TOGETHER):
+            part = {name: sums[name] for name in names[start : start + TOGETHER]}
+            runs = list(dict.fromkeys(run for total in part.values() for run in total))
+            took = dict(zip(runs, self.seconds(self.open(block, runs, images), rounds, REPEATS), strict=True))
+            yield {
+                name: batch / images * max(SMALLEST, sum(sign * took[run] for run, sign in total.items()))
+                for name, total in part.items()
+            }
 
     def _turns(self, calls: Sequence[Call], rounds: int, repeats: int) -> list[list[float]]:
         cpu_time = processor_time(self.device, self.cache.setting.threads)
@@ -314,10 +349,11 @@ def _measure(
 ) -> Timer:
     """The times of an engine. What is not known yet is measured, and kept after each kind of layer."""
     device = torch.device("cpu") if engine.open_onnx is not None else device_of(graph.model)
-    setting = MeasuredWith.here(engine, device, batch, torch.get_num_threads())
+    versions, threads = (version(engine.package), torch.__version__), torch.get_num_threads()
+    setting = MeasuredWith(engine.name, *versions, *machine_of(device), threads, batch)
     timer = Timer(engine, device, TimingCache.open(setting), form or engine.selection)
     whole = timer.of(_network_kind(graph, grids))
-    jobs = _missing(timer, grids) if engine.quick else []
+    jobs = _missing(timer, grids) if engine.quick else {}
     if jobs or not all(name in whole for name in WHOLE):
         half = prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
         images, runs = repeated(graph.example, batch), list[Call]()
@@ -326,11 +362,11 @@ def _measure(
             runs.append(partial(prepared.run, to_device(images, prepared.device)))
         took = [timer.seconds(runs, WHOLE_ROUNDS, 1)]
         with shown(progress, steps(f"timing layers in {engine.name}")) as report:
-            done, total = 0, sum(len(job.sums) for job in jobs)
+            done, total = 0, sum(len(sums) for _, sums in jobs.values())
             report(done, total)
-            for job in jobs:
-                for part in job.measured(timer):
-                    timer.of(job.kind).update(part)
+            for (kind, _), (block, sums) in jobs.items():
+                for part in timer.measured(block, sums):
+                    timer.of(kind).update(part)
                     done += len(part)
                     report(done, total)
                 took.append(timer.seconds(runs, 1, 1))
@@ -341,58 +377,24 @@ def _measure(
     return timer
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """Times of one kind that are not known yet."""
-
-    kind: str
-    block: Block
-    sums: dict[str, Sum]  # widths as text -> what is to be measured
-
-    def measured(self, timer: Timer) -> Iterator[dict[str, float]]:
-        """Seconds of some of the sums at a time."""
-        batch = timer.cache.setting.batch
-        added = [run for total in self.sums.values() for run, sign in total.items() if sign > 0]
-        longest = max(added, key=lambda run: (run.inputs, run.outputs))
-        trial = timer.trial(timer.open(self.block, [longest], batch)[0])
-        images = batch if len(self.block.in_shape) == 2 else max(1, min(batch, int(batch * LONGEST / trial)))
-        rounds = max(FEWEST, min(MOST, math.ceil(ENOUGH / REPEATS / trial)))
-        names = list(self.sums)
-        for start in range(0, len(names), TOGETHER):
-            part = {name: self.sums[name] for name in names[start : start + TOGETHER]}
-            runs = list(dict.fromkeys(run for total in part.values() for run in total))
-            calls = timer.open(self.block, runs, images)
-            took = dict(zip(runs, timer.seconds(calls, rounds, REPEATS), strict=True))
-            yield {
-                name: batch / images * max(SMALLEST, sum(sign * took[run] for run, sign in total.items()))
-                for name, total in part.items()
-            }
-
-
-def _missing(timer: Timer, grids: Iterable[Grid]) -> list[_Job]:
-    """What is not known yet, each kind once."""
-    jobs: dict[tuple[str, tuple[int, int]], _Job] = {}
-    engine = timer.engine
+def _missing(timer: Timer, grids: Iterable[Grid]) -> dict[tuple[str, tuple[int, int]], tuple[Block, dict[str, Sum]]]:
+    """(kind, widths) -> a block of it, and what is not known yet of the kind: widths as text -> how it is measured."""
+    jobs: dict[tuple[str, tuple[int, int]], tuple[Block, dict[str, Sum]]] = {}
     for grid in grids:
         block = grid.block
-        layers = {f"{i}->{o}": layer_sum(engine, block, i, o) for i, o in grid.points}
-        selections = {str(i): selection_sum(engine, block, i) for i in grid.selected}
-        for kind, asked in ((_timed_kind(engine, block), layers), (_selection_kind(block, timer.form), selections)):
-            known = timer.of(kind)
-            missing = {name: total for name, total in asked.items() if name not in known}
+        layers: dict[str, Sum] = {f"{i}->{o}": {Run("block", i, o): 1} for i, o in grid.points}
+        selections: dict[str, Sum] = {str(i): {Run("selection", i): 1} for i in grid.selected}
+        if timer.engine.open_onnx is not None and block.has_before:  # without what comes before it
+            for i, o in grid.points:
+                layers[f"{i}->{o}"][Run("before", i)] = -1
+            for i in grid.selected:
+                others = {Run("before", i): 1, Run("before", block.widths[0]): -1, Run("reading", i): -1}
+                selections[str(i)].update(others)
+        for kind, wanted in zip(timer.kinds(block), (layers, selections), strict=True):
+            missing = {name: total for name, total in wanted.items() if name not in timer.of(kind)}
             if missing:
-                jobs.setdefault((kind, block.widths), _Job(kind, block, {})).sums.update(missing)
-    return list(jobs.values())
-
-
-def _timed_kind(engine: Engine, block: Block) -> str:
-    return block.kind if engine.open_onnx is None else block.fused_kind
-
-
-def _selection_kind(block: Block, form: SelectionForm) -> str:
-    area = "x".join(map(str, block.in_shape[1:-1] if block.axis > 1 else block.in_shape[2:]))
-    how = "Select" if form == "gather" else f"Select by {form}"
-    return f"{how} {area} of {block.widths[0]} {next(block.modules.parameters()).dtype}"
+                jobs.setdefault((kind, block.widths), (block, {}))[1].update(missing)
+    return jobs
 
 
 def _network_kind(graph: ChannelGraph, grids: Sequence[Grid]) -> str:

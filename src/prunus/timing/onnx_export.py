@@ -9,6 +9,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +22,8 @@ from torch.jit._trace import TracerWarning
 from torch.utils._pytree import tree_flatten, tree_map
 
 from prunus.errors import DataError, FileError, ModelError
-from prunus.graph.absent import has_absent, plain_network
-from prunus.graph.distance import distance
+from prunus.graph.branches import has_absent, plain_network
+from prunus.graph.compare import distance
 from prunus.graph.record import trace_calls
 from prunus.graph.runner import copied
 from prunus.graph.selection import with_convolutions
@@ -31,7 +32,7 @@ from prunus.timing.engines import SelectionForm, require
 from prunus.util.batches import call, device_of, to_device
 from prunus.util.state import evaluating, generators_kept, module_state_kept
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3  # relative to how much the values of an output vary: other kernels add in another order
 
@@ -75,26 +76,20 @@ def export_program(model: nn.Module, example: Example, dynamic_batch: bool) -> A
 
 
 def without_gaps(model: nn.Module, example: Example) -> nn.Module:
-    """The network without a trace of the branches that were removed from it; itself if there are none.
-
-    Code that looks at sizes has seen the number of images of the example. Such a network is left as it is.
-    """
-    if not has_absent(model):
-        return model
-    traced = trace_calls(model, example)
-    return model if traced.guards else plain_network(traced).eval()
+    """The network without a trace of the branches that were removed from it; itself if there are none."""
+    traced = trace_calls(model, example) if has_absent(model) else None
+    # Code that looks at sizes (a guard) has seen the number of images of the example: it is left as it is.
+    return model if traced is None or traced.guards else plain_network(traced).eval()
 
 
 def takes_any_batch(model: nn.Module, example: Example) -> bool:
     """Whether the network takes three images and one image of the example: not if it takes one without a batch, or
     clips of several."""
-    with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad():
-        try:
-            for batch in comparison_batches(example, None, dynamic_batch=True):
-                call(model, to_device(batch, device_of(model)))
-        except Exception:  # noqa: BLE001  whatever the model's own code raises
-            return False
-    return True
+    with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad(), suppress(Exception):
+        for batch in comparison_batches(example, None, dynamic_batch=True):
+            call(model, to_device(batch, device_of(model)))
+        return True
+    return False  # the network's own code may raise anything
 
 
 def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]) -> Difference:
@@ -184,9 +179,7 @@ def export_onnx(
         dynamic_batch = dynamic_batch and takes_any_batch(model, example)
         batches = comparison_batches(example, images, dynamic_batch)
         written = _write(export_program(model, example, dynamic_batch), path, opset)
-        session = open_session(path, torch.get_num_threads())
-        run = lambda batch: [torch.from_numpy(np.asarray(o)) for o in run_session(session, batch)]  # noqa: E731
-        return written, compare(model, run, batches)
+        return written, _compare_file(model, path, batches)
 
 
 def exported(model: nn.Module, example: Example, selection: SelectionForm = "gather") -> bytes:
@@ -210,24 +203,27 @@ def exported(model: nn.Module, example: Example, selection: SelectionForm = "gat
 
 def _written_quickly(model: nn.Module, example: Tensor, path: Path) -> bool:
     """Whether torch's older exporter could write the network, for any number of images, and exactly."""
-    kept = evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad()
-    with kept[0], kept[1], kept[2], kept[3], warnings.catch_warnings(record=True) as said:
+    state = evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad()
+    with state[0], state[1], state[2], state[3], warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         batches = comparison_batches(example, None, True)
         model = without_gaps(model, example)
         kind = {"input_names": ["input"], "dynamic_axes": {"input": {0: "batch"}}, "opset_version": OLDEST}
         try:
             torch.onnx.export(model, (to_device(example, device_of(model)),), path, dynamo=False, **kind)  # type: ignore[arg-type]
-            if any(issubclass(each.category, TracerWarning) for each in said):
+            if any(issubclass(each.category, TracerWarning) for each in warned):
                 return False  # a branch on values, of which it writes only the one that the example takes
-            session = open_session(path, torch.get_num_threads())
-            compare(
-                model, lambda batch: [torch.from_numpy(np.asarray(o)) for o in run_session(session, batch)], batches
-            )
+            _compare_file(model, path, batches)
         except Exception as error:  # noqa: BLE001  (the exporter, or the network's own code, may raise anything)
-            log.info("torch's older exporter cannot write %s: %s", type(model).__name__, error)
+            logger.info("torch's older exporter cannot write %s: %s", type(model).__name__, error)
             return False
     return True
+
+
+def _compare_file(model: nn.Module, path: Path, batches: list[Any]) -> Difference:
+    """Compare a network with its ONNX file, which runs in onnxruntime."""
+    session = open_session(path, torch.get_num_threads())
+    return compare(model, lambda batch: [torch.from_numpy(np.asarray(o)) for o in run_session(session, batch)], batches)
 
 
 def open_session(path: Path | bytes, threads: int) -> Any:
@@ -267,23 +263,28 @@ def _write(program: Any, path: Path, opset: int | None) -> int:
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and not 1 <= opset <= newest:
         raise ModelError(f"the installed onnx knows opsets 1 to {newest}, not {opset}")
-    asked = None if opset is None else max(opset, OLDEST)
+    direct = None if opset is None else max(opset, OLDEST)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=asked, **_names(program))
+        made = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=direct, **_names(program))
     except Exception as error:
         cause: BaseException = error  # torch's exporter wraps the original error in advice to its own developers
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-        which = f" (opset {asked})" if asked else ""
+        which = f" (opset {direct})" if direct else ""
         raise ModelError(f"ONNX cannot express this network{which}: {reason}") from error
     finally:
         logger.setLevel(level)
     proto = made.model_proto  # type: ignore[union-attr]
-    _name_batch_axis(proto.graph)
+    # The first input's first axis is called `batch` wherever its symbol occurs, also in terms such as 2*s77.
+    values = [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]
+    sizes = [size for value in values for size in value.type.tensor_type.shape.dim if size.dim_param]
+    symbol = sizes[0].dim_param if sizes else ""
+    for size in sizes if symbol.isidentifier() else []:
+        size.dim_param = re.sub(rf"\b{symbol}\b", "batch", size.dim_param)
     if opset is not None and opset < OLDEST:
         try:
             proto = version_converter.convert_version(proto, opset)
@@ -309,15 +310,6 @@ def _names(program: Any) -> dict[str, Any]:
         names = [f"output_{number}" for number in range(outputs.num_leaves)]
     named = {"output_names": ["output"] if outputs.num_leaves == 1 else names}
     return {**named, "input_names": ["input"]} if len(program.graph_signature.user_inputs) == 1 else named
-
-
-def _name_batch_axis(graph: Any) -> None:
-    """Call the first input's first axis `batch` wherever its symbol occurs, also in terms such as 2*s77."""
-    values = [*graph.input, *graph.output, *graph.value_info]
-    sizes = [size for value in values for size in value.type.tensor_type.shape.dim if size.dim_param]
-    symbol = sizes[0].dim_param if sizes else ""
-    for size in sizes if symbol.isidentifier() else []:
-        size.dim_param = re.sub(rf"\b{symbol}\b", "batch", size.dim_param)
 
 
 class OnnxFile(nn.Module):

@@ -10,11 +10,10 @@ together, so they always agree. Random state is not saved, because each epoch dr
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,8 +24,11 @@ from prunus.errors import FileError, RunError
 from prunus.graph.files import digest_of
 from prunus.tasks.evaluate import Evaluation
 from prunus.util.batches import device_of
-from prunus.util.files import write_atomically
-from prunus.util.typed_json import from_data, to_data
+from prunus.util.files import check_writable, write_atomically
+from prunus.util.typed_json import finite, from_data, to_data
+
+if TYPE_CHECKING:
+    from prunus.train.setup import TrainingRun
 
 NAME = "checkpoint.safetensors"
 FORMAT = "prunus training checkpoint 1"
@@ -47,17 +49,10 @@ class Epoch:
     images_per_second: float
 
 
-def write_history(folder: Path, history: Sequence[Epoch]) -> None:
+def _write_history(folder: Path, history: Sequence[Epoch]) -> None:
     """Write all epochs so far to metrics.jsonl. The file is small, and rewriting it keeps it correct after a kill."""
-    lines = [json.dumps(_finite(to_data(epoch)), allow_nan=False) for epoch in history]
+    lines = [json.dumps(finite(to_data(epoch)), allow_nan=False) for epoch in history]
     write_atomically(folder / METRICS_FILE, "".join(f"{line}\n" for line in lines).encode())
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class BestEpoch:
@@ -82,38 +77,30 @@ def _copied(model: nn.Module) -> Weights:
 
 
 class Checkpoint:
-    """The checkpoint of a run in a folder. Without a folder nothing is kept.
+    """The checkpoint of a run in a folder, and metrics.jsonl beside it. Only the first process writes.
 
     Args:
-        folder: Where the file is.
+        folder: Where the files are; None keeps nothing.
         identity: Everything that the result depends on, as JSON values.
-        model: The network that is trained.
-        optimizer: Its optimizer.
-        scaler: The loss scale of fp16, if the run has one.
-        average: The network of averaged weights, if the run has one.
+        run: The training.
         best: The best epoch, if it is to be kept.
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        identity: Mapping[str, Any],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        scaler: Any = None,
-        average: nn.Module | None = None,
-        best: BestEpoch | None = None,
+        self, folder: Path | None, identity: Mapping[str, Any], run: TrainingRun, best: BestEpoch | None
     ) -> None:
-        self._folder, self._model, self._optimizer = folder, model, optimizer
+        self._folder, self._model, self._best, self._average = folder, run.model, best, run.average
         self._identity = json.loads(json.dumps(identity))  # tuples become lists, as they do in the file
-        self._scaler, self._average, self._best = scaler, average, best
+        self._optimizer, self._scaler = run.sgd, run.accelerator.scaler
+        self._writes = folder is not None and run.accelerator.is_main_process
+        if folder is not None and self._writes:
+            check_writable(folder)
 
     def save(self, history: Sequence[Epoch]) -> None:
         """Write the file; the previous one is replaced atomically."""
-        if self._folder is None:
+        if self._folder is None or not self._writes:
             return
-        best, average = self._best, {} if self._average is None else self._average.state_dict()
+        best, average = self._best, {} if self._average is None else self._average.model.state_dict()
         kept = {"model": self._model.state_dict(), "best": {} if best is None else best.weights, "average": average}
         tensors = {f"{kind}.{name}": _detached(t) for kind, weights in kept.items() for name, t in weights.items()}
         for name, parameter in self._model.named_parameters():
@@ -128,6 +115,7 @@ class Checkpoint:
         }
         content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(state)})
         write_atomically(self._folder / NAME, content)
+        _write_history(self._folder, history)
 
     def resume(self) -> list[Epoch]:
         """Load the file into the run, if there is one, and return the history so far.
@@ -175,11 +163,13 @@ class Checkpoint:
         if self._scaler is not None:
             self._scaler.load_state_dict(scaler)
         if self._average is not None:
-            self._average.load_state_dict(part("average"))
+            self._average.model.load_state_dict(part("average"))
         if self._best is not None:
             self._best.number, self._best.quality = best["number"], from_data(Evaluation, best["quality"])
             if self._best.number:  # the weights of epoch 0 are those that the run starts with again
                 self._best.weights = {name: t.to(device_of(self._model)) for name, t in part("best").items()}
+        if self._writes:
+            _write_history(self._folder, history)  # the run may have been killed between the checkpoint and this file
         return history
 
 

@@ -82,9 +82,8 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
             shapes.append({name: map.shape for name, map in maps.in_order().items() if map.ndim == 4})
         finally:
             maps.remove()
-    mine, its = shapes
     trained = _run_in_training(student, images)
-    same = {name: shape for name, shape in mine.items() if its.get(name) == shape and name in trained}
+    same = {name: shape for name, shape in shapes[0].items() if shapes[1].get(name) == shape and name in trained}
     last = {tuple(shape[2:]): name for name, shape in same.items()}
     if not last:
         raise RunError(
@@ -119,26 +118,17 @@ class Teacher:
         self.network = copy.deepcopy(network).to(accelerator.device).eval().requires_grad_(False)
         if channels_last:
             order_channels_last(self.network)
-        self._maps, self._accelerator = FeatureMaps(self.network, []), accelerator
-        self._keeps, self._kept, self._room = keeps, dict[bytes, Any](), MEMORY
-        self._last: tuple[Any, Any] = (None, None)
-
-    def watch(self, names: list[str]) -> None:
-        """Let the outputs of these modules be part of every answer."""
-        self._maps = FeatureMaps(self.network, names)
+        self.maps, self._accelerator = FeatureMaps(self.network, []), accelerator  # the maps are part of every answer
+        self._keeps, self._room = keeps, MEMORY
+        self._kept: dict[bytes, tuple[Any, dict[str, Tensor]]] = {}
 
     def answer(self, images: Any) -> tuple[Any, dict[str, Tensor]]:
         """The network's output for a batch, and the outputs of its modules by name."""
-        if self._last[0] is not images:  # asked twice in a step if labels are mixed
-            self._last = images, self._answer(images)
-        return self._last[1]  # type: ignore[no-any-return]
-
-    def _answer(self, images: Any) -> Any:
         key = batch_digest(images) if self._keeps else b""
         if key in self._kept:
             return self._kept[key]
         with torch.no_grad(), self._accelerator.autocast():
-            answer = call(self.network, images), self._maps.last()
+            answer = call(self.network, images), self.maps.last()
         if self._keeps:
             size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor))
             if size <= self._room:

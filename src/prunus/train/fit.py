@@ -21,23 +21,13 @@ from prunus.tasks import Quality
 from prunus.tasks.evaluate import Evaluation, image_values, outputs_for, too_good, unpack_for
 from prunus.tasks.evaluate import evaluate as measure
 from prunus.tasks.quality import QualityText
-from prunus.train.checkpoint import BestEpoch, Checkpoint, Epoch, write_history
+from prunus.train import setup
+from prunus.train.checkpoint import BestEpoch, Checkpoint, Epoch
 from prunus.train.settings import TrainingSettings
-from prunus.train.setup import (
-    TrainingRun,
-    example_of,
-    holdout_share,
-    identity_of,
-    mixed,
-    prepare,
-    returned_like,
-    set_epoch,
-    summed,
-)
+from prunus.train.setup import TrainingRun, example_of, prepare, set_epoch
 from prunus.train.sparsity import SoftFilters
 from prunus.train.trackers import epoch_figures, tracking
 from prunus.util.batches import Batches, call, count_images, move, to_device
-from prunus.util.files import check_writable
 from prunus.util.options import check, plain, replaced
 from prunus.util.processes import accelerating
 from prunus.util.progress import PhaseProgress, shown
@@ -139,23 +129,12 @@ def fit(
         run = prepare(model, train, teacher, chosen, accelerator)
         first = _evaluate_together(run, holdout, evaluate) if chosen.keep_best else None
         best = None if first is None else BestEpoch(run.result, first)
-        checkpoint = Checkpoint(
-            folder,
-            {} if folder is None else identity_of(run, chosen, model, teacher),
-            run.model,
-            run.sgd,
-            scaler=accelerator.scaler,
-            average=None if run.average is None else run.average.model,
-            best=best,
-        )
-        is_main, text = accelerator.is_main_process, QualityText.of(run.task)
-        if folder is not None and is_main:
-            check_writable(folder)
+        identity = {} if folder is None else setup.identity_of(run, model, teacher)
+        checkpoint = Checkpoint(folder, identity, run, best)
         history = checkpoint.resume()
         soft = SoftFilters(run.model, example_of(train, run), chosen.soft_prune) if chosen.soft_prune else None
-        if history and folder is not None and is_main:
-            write_history(folder, history)  # the run may have been killed between the checkpoint and this file
-        with tracking(chosen.tracker if is_main else None, folder, plain(chosen), len(history)) as track:
+        tracker = chosen.tracker if accelerator.is_main_process else None
+        with tracking(tracker, folder, plain(chosen), len(history)) as track:
             for epoch in range(len(history), run.schedule.epochs):
                 reseed(chosen.seed, chosen.drawn_epoch(epoch), accelerator.process_index)
                 set_epoch(train, chosen.drawn_epoch(epoch))
@@ -166,10 +145,8 @@ def fit(
                 logger.info("%s", history[-1])
                 if best is not None:
                     best.see(history[-1])
-                if folder is not None and is_main:
-                    checkpoint.save(history)
-                    write_history(folder, history)
-                track(epoch_figures(history[-1], text), history[-1].number)
+                checkpoint.save(history)
+                track(epoch_figures(history[-1], QualityText.of(run.task)), history[-1].number)
                 if on_epoch is not None:
                     on_epoch(history[-1])
         accelerator.wait_for_everyone()
@@ -178,7 +155,7 @@ def fit(
         logger.warning("%s", warning)
     if best is not None:
         best.restore()
-    return Fitted(returned_like(run, model), tuple(history), None if best is None else best.number)
+    return Fitted(setup.returned_like(run, model), tuple(history), None if best is None else best.number)
 
 
 class Meter:
@@ -238,12 +215,11 @@ def _train_one_epoch(run: TrainingRun, epoch: int, progress: OnStep) -> Epoch:
     for step, batch in enumerate(islice(run.batches, run.steps)):
         images, labels_here = unpack_for(run.task, batch, step)
         images, labels = move(images, device, run.settings.channels_last), to_device(labels_here, device)
-        images, targets = mixed(images, labels, run.settings.mixup)
         rate = run.schedule.lr_at(epoch + (step + 0.5) / run.steps)
         for group in run.sgd.param_groups:
             group["lr"] = rate
         outputs = outputs_for(run.task, _outputs(run, images, f"{where}, step {step + 1}"), labels_here, step)
-        loss = summed(run.objective, outputs, images, targets)
+        loss = run.objective(outputs, images, labels)
         run.optimizer.zero_grad()
         with warnings.catch_warnings():
             # Of a weight [N, 1, ...] both layouts are the same bytes, so the strides of its gradient do not matter.
@@ -295,7 +271,7 @@ def _evaluate_together(run: TrainingRun, holdout: Batches | None, evaluate: Eval
     evaluate = evaluate or functools.partial(measure, task=run.task)
     if run.accelerator.num_processes == 1 or not run.task.measured.is_mean:  # only means can be merged from shares
         return evaluate(run.result, holdout)
-    part = evaluate(run.result, holdout_share(holdout, run.accelerator))
+    part = evaluate(run.result, setup.share_of(holdout, run.accelerator, training=False))
     shares = (part.quality, part.loss, 1.0, *part.details.values())
     mine = torch.tensor(shares, dtype=torch.float64, device=run.accelerator.device) * part.num_images
     quality, loss, total, *details = run.accelerator.reduce(mine, reduction="sum").tolist()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunus.errors import RunError
 from prunus.tasks import Quality, Task, task_of
@@ -25,6 +25,7 @@ from prunus.train.setup import SomeBatches, length, set_epoch
 from prunus.util.batches import Batch, Batches, call, count_images, device_of, move
 from prunus.util.processes import has_bf16
 from prunus.util.progress import PhaseProgress
+from prunus.util.progress import steps as reports_of
 from prunus.util.state import evaluating, generators_kept
 
 logger = logging.getLogger(__name__)
@@ -110,13 +111,9 @@ def mimic(
     }
     some = SomeBatches(holdout, 0, _batches_for(holdout, HELD_OUT_IMAGES, likeness.task), 1)
 
-    def say(phase: str) -> Any:
-        return None if progress is None else lambda done, total: progress(phase, done, total, "")
-
     if lr is None:
-        tries = try_rates(
-            model, batches, some, schedule, evaluate=likeness.evaluate, progress=say("mimic: learning rate"), **how
-        )
+        show = None if progress is None else reports_of("mimic: learning rate")(progress)
+        tries = try_rates(model, batches, some, schedule, evaluate=likeness.evaluate, progress=show, **how)
         schedule = replace(schedule, lr=best_rate(tries))
     losses = [-likeness.evaluate(model, some).quality]
     try:
@@ -159,8 +156,8 @@ class Likeness:
         task = self.task
         return Task(
             name="mimic",
-            loss=lambda outputs, _: torch.zeros((), device=_first(outputs).device),
-            quality=Quality(lambda outputs, _: torch.zeros(len(_first(outputs))), "likeness"),
+            loss=lambda outputs, _: torch.zeros((), device=next(tensors_of(outputs)).device),
+            quality=Quality(lambda outputs, _: torch.zeros(len(next(tensors_of(outputs)))), "likeness"),
             inputs=task.inputs,
             outputs=task.outputs,
             distil=task.distil,
@@ -176,8 +173,8 @@ class Likeness:
             with evaluating(model), evaluating(self.original), generators_kept():
                 for number, batch in enumerate(batches):
                     images = move(unpack_for(self.task, batch, number, labelled=False)[0], device_of(model))
-                    mine, its = (self._outputs(each, images) for each in (model, self.original))
-                    loss = (self.task.distil or squared_distance)(mine, its, TEMPERATURE)
+                    student, teacher = (self._outputs(each, images) for each in (model, self.original))
+                    loss = (self.task.distil or squared_distance)(student, teacher, TEMPERATURE)
                     if self.names:
                         loss = loss + squared_distance(pair[0].last(), pair[1].last())
                     total, count = total + float(loss) * count_images(images), count + count_images(images)
@@ -191,10 +188,6 @@ class Likeness:
     def _outputs(self, model: nn.Module, images: Any) -> Any:
         output = call(model, images)
         return output if self.task.outputs is None else self.task.outputs(output)
-
-
-def _first(outputs: Any) -> Tensor:
-    return next(tensors_of(outputs))
 
 
 def _batches_for(loader: Batches, images: int, task: Task) -> int:

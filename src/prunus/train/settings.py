@@ -17,6 +17,7 @@ from prunus.util.options import option
 from prunus.util.registry import unknown
 
 DEFAULT_PRESET = "cosine"  # of `fit` and `compress`: the shortest, and good for retraining
+LONGEST_WARMUP = 0.1  # of the run: one shorter than its warm-up would never reach the full rate
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,9 @@ class Preset:
             epochs done after the warm-up)) / 2.
         milestones: As fractions of all epochs.
         factor: Of the rate, at each milestone.
-        warmup: Epochs in which the rate rises linearly.
+        warmup: Epochs in which the rate rises linearly, at most a tenth of the run.
         momentum: Of SGD, with Nesterov's step.
         weight_decay: Of SGD.
-        longest_warmup: As a share of the run: one shorter than its warm-up would never reach the full rate.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Preset:
     warmup: float = 0.0
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    longest_warmup: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse values that would train nothing or diverge."""
@@ -60,18 +59,10 @@ class Preset:
             raise RunError(f"preset {self.name}: schedule must be steps or cosine, got {self.schedule!r}")
         if not self.warmup >= 0:
             raise RunError(f"preset {self.name}: warmup must be at least 0 epochs, got {self.warmup}")
-        if not 0 <= self.longest_warmup < 1:
-            raise RunError(f"preset {self.name}: longest_warmup must be at least 0 and below 1, got {self}")
-
-    def warmed_up(self, share: float | None) -> Preset:
-        """The preset with a warm-up of this share of the run, whatever its own is; None changes nothing."""
-        if share is None:
-            return self
-        return dataclasses.replace(self, warmup=share * self.epochs, longest_warmup=share)
 
     def lr_at(self, epochs_done: float) -> float:
         """The learning rate after `epochs_done` epochs; 2.5 is the middle of the third."""
-        warmup = min(self.warmup, self.epochs * self.longest_warmup)
+        warmup = min(self.warmup, self.epochs * LONGEST_WARMUP)
         if epochs_done < warmup:
             return self.lr * epochs_done / warmup
         if self.schedule == "cosine":
@@ -118,18 +109,9 @@ class FineTuning:
             each batch once.
     """
 
-    warmup: float | None = option(
-        None,
-        "Share of the run in which the rate rises; the preset's by default",
-        group=GROUP,
-        least=0,
-        below=1,
-        hidden=True,
-    )
     batch_norm: Literal["live", "frozen"] = option(
         "live", "Batch-norm statistics: live or frozen", group=GROUP, choices=("live", "frozen"), hidden=True
     )
-    mixup: float = option(0.0, "Mix pairs of images; 0.2 is common, 0 for none", group=GROUP, least=0, hidden=True)
     ema: float = option(
         0.0, "Return averaged weights; decay per step such as 0.999, 0 for none", group=GROUP, least=0, below=1
     )
@@ -203,8 +185,8 @@ class TrainingSettings(TrackerSettings, FineTuning):
 
     @property
     def schedule(self) -> Preset:
-        """The preset, with epochs, learning rate and warm-up replaced if they are given."""
-        return preset_of(self.preset, epochs=self.epochs, lr=self.lr).warmed_up(self.warmup)
+        """The preset, with epochs and learning rate replaced if they are given."""
+        return preset_of(self.preset, epochs=self.epochs, lr=self.lr)
 
     def drawn_epoch(self, epoch: int) -> int:
         """The epoch whose random numbers this one uses: order of images, augmentation, dropout."""

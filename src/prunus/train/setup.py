@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
@@ -71,23 +70,19 @@ class SomeBatches:
         set_epoch(self._loader, epoch)
 
 
-def training_share(loader: Batches, accelerator: Accelerator) -> Batches:
-    """This process's batches of a training loader.
+def share_of(loader: Batches, accelerator: Accelerator, *, training: bool) -> Batches:
+    """This process's batches of a loader.
 
-    A loader made for this rank and world (`loader.world` or `loader.order.world`) is a share already. Accelerate
-    divides a DataLoader. Of any other loader each process takes every n-th batch. One step sees one of each process.
+    A loader made for this rank and world (`loader.world` or `loader.order.world`, as in prunus.zoo.data) is a share
+    already. Accelerate divides a DataLoader for training; of held-out images each must be in one share only. Of any
+    other loader each process takes every n-th batch. One step of training sees a batch of each process.
     """
-    if accelerator.num_processes == 1 or _shared_already(loader, accelerator.num_processes):
-        return loader
-    if isinstance(loader, DataLoader):
-        return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
-    return SomeBatches(loader, accelerator.process_index, None, accelerator.num_processes)
-
-
-def holdout_share(loader: Batches, accelerator: Accelerator) -> Batches:
-    """This process's batches of a held-out loader: each image is in one share only, unlike with Accelerate."""
     world = accelerator.num_processes
-    if world == 1 or _shared_already(loader, world) or length(loader) < world:
+    if world == 1 or int(getattr(getattr(loader, "order", loader), "world", 1)) == world:
+        return loader
+    if training and isinstance(loader, DataLoader):
+        return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
+    if not training and length(loader) < world:
         return loader  # fewer batches than processes: all read all of it, and the merged accuracy is the same
     return SomeBatches(loader, accelerator.process_index, None, world)
 
@@ -119,38 +114,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
         tell = getattr(listener, "set_epoch", None)
         if tell is not None:
             tell(epoch)
-
-
-def _shared_already(loader: Any, world: int) -> bool:
-    order = getattr(loader, "order", loader)  # prunus.zoo.data keeps rank and world in the loader's order
-    return int(getattr(order, "world", 1)) == world
-
-
-Targets = list[tuple[float, Any]]  # share of the loss, labels
-
-
-def mixed(images: Any, labels: Any, strength: float) -> tuple[Any, Targets]:
-    """Mixup (Zhang et al. 2018): images s x + (1 - s) x[order] and the labels of both, with their shares of the loss.
-
-    s is drawn from Beta(strength, strength), one for the batch; the larger of s and 1 - s goes to the labels as they
-    are. A teacher sees the mixed images. A strength of 0 mixes nothing.
-    """
-    if not strength:
-        return images, [(1.0, labels)]
-    if not (isinstance(images, Tensor) and images.is_floating_point() and isinstance(labels, Tensor)):
-        raise RunError("mixup needs a tensor of images and a tensor of labels in each batch; leave it out")
-    drawn = float(Beta(strength, strength).sample())
-    share = max(drawn, 1 - drawn)
-    order = torch.randperm(len(images)).to(images.device)
-    return torch.lerp(images[order], images, share), [(share, labels), (1 - share, labels[order])]
-
-
-def summed(objective: Objective, outputs: Any, images: Any, targets: Targets) -> Tensor:
-    """The sum of the objective over all labels of a batch, by their shares."""
-    if len(targets) == 1:
-        return objective(outputs, images, targets[0][1])
-    parts = [share * objective(outputs, images, labels) for share, labels in targets]
-    return sum(parts[1:], parts[0])
 
 
 @dataclass
@@ -233,7 +196,7 @@ def prepare(
         weight_decay=schedule.weight_decay,
         nesterov=schedule.momentum > 0,
     )
-    batches = training_share(train, accelerator)
+    batches = share_of(train, accelerator, training=True)
     run = TrainingRun(
         model=student,
         wrapped=wrapped,
@@ -259,14 +222,13 @@ def prepare(
 def _learn_from(teacher: nn.Module, run: TrainingRun, train: Batches) -> None:
     """Put the teacher's part into the run's loss."""
     settings, task = run.settings, run.task
-    master = Teacher(teacher, run.accelerator, settings.channels_last, keeps=settings.views is not None)
+    source = Teacher(teacher, run.accelerator, settings.channels_last, keeps=settings.views is not None)
     if settings.distill_features:
-        names = common_maps(run.model, master.network, example_of(train, run))
-        run.maps = FeatureMaps(run.model, names)
-        master.watch(names)
+        names = common_maps(run.model, source.network, example_of(train, run))
+        run.maps, source.maps = FeatureMaps(run.model, names), FeatureMaps(source.network, names)
 
     def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
-        answers, its_maps = master.answer(images)
+        answers, teacher_maps = source.answer(images)
         answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
         if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
             raise RunError(
@@ -275,7 +237,7 @@ def _learn_from(teacher: nn.Module, run: TrainingRun, train: Batches) -> None:
             )
         loss = distillation_loss(task, outputs, answers, labels, settings.temperature, settings.distill_weight)
         if settings.distill_features:
-            loss = loss + settings.distill_features * squared_distance(run.maps.last(), its_maps)
+            loss = loss + settings.distill_features * squared_distance(run.maps.last(), teacher_maps)
         return loss
 
     run.objective = distil
@@ -288,14 +250,12 @@ def example_of(train: Batches, run: TrainingRun) -> Any:
     return move(first, run.accelerator.device, run.settings.channels_last)
 
 
-def identity_of(
-    run: TrainingRun, settings: TrainingSettings, model: nn.Module, teacher: nn.Module | None
-) -> dict[str, Any]:
+def identity_of(run: TrainingRun, model: nn.Module, teacher: nn.Module | None) -> dict[str, Any]:
     """Everything that the result depends on. A checkpoint with another identity belongs to another run."""
-    elsewhere = ("preset", "epochs", "lr", "warmup", "about", "device", "tracker")  # in the schedule, or without effect
+    elsewhere = ("preset", "epochs", "lr", "about", "device", "tracker")  # in the schedule, or without effect
     return {
-        **dict(settings.about),
-        **{name: value for name, value in plain(settings).items() if name not in elsewhere},
+        **dict(run.settings.about),
+        **{name: value for name, value in plain(run.settings).items() if name not in elsewhere},
         **dataclasses.asdict(run.schedule),
         "steps": run.steps,
         "processes": run.accelerator.num_processes,

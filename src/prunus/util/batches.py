@@ -34,33 +34,28 @@ def check_batches(loader: Any, what: str, again: bool = False) -> None:
         )
 
 
-def unpack(batch: Batch, index: int) -> tuple[Any, Tensor]:
-    """(images, labels) of a batch that is a pair or a dict; labels as int64 [N].
+def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
+    """(images, labels) of a batch with labels of any kind; labels are None if the batch is images alone.
 
     Images are the input of the model: a tensor [N, C, H, W], or a tuple or dict of tensors for several inputs.
     """
-    if isinstance(batch, Mapping):
-        _pick(batch, LABEL_KEYS, index)
-    elif not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise DataError(f"batch {index} must be a pair (images, labels) or a dict with both, but is a {_kind(batch)}")
-    images, labels = unpack_any(batch, index)
-    return images, as_class_indices(labels, index)
-
-
-def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
-    """(images, labels) of a batch with labels of any kind; labels are None if the batch is images alone."""
     labels = None
     if isinstance(batch, Mapping):
-        images = _pick(batch, IMAGE_KEYS, index)
+        key = next((key for key in IMAGE_KEYS if key in batch), None)
+        if key is None:
+            wanted = " or ".join(IMAGE_KEYS)
+            raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {wanted}")
+        images = batch[key]
         labels = next((batch[key] for key in LABEL_KEYS if key in batch), None)
     elif isinstance(batch, Tensor):
         images = batch
     elif isinstance(batch, list | tuple) and 1 <= len(batch) <= 2:
         images, labels = (*batch, None)[:2]
     else:
+        size = f" of {len(batch)}" if hasattr(batch, "__len__") else ""
         raise DataError(
-            f"batch {index} must be images, a pair (images, labels) or a dict with both, but is a {_kind(batch)}; for "
-            "other batches, give a user-provided task with inputs="
+            f"batch {index} must be images, a pair (images, labels) or a dict with both, but is a "
+            f"{type(batch).__name__}{size}; for other batches, give a user-provided task with inputs="
         )
     for tensor in tree_leaves(images):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -76,17 +71,6 @@ def unpack_any(batch: Any, index: int) -> tuple[Any, Any]:
                 "are read and normalised (a standard deviation of 0?)"
             )
     return images, labels
-
-
-def _pick(batch: Mapping[str, Any], keys: tuple[str, ...], index: int) -> Any:
-    for key in keys:
-        if key in batch:
-            return batch[key]
-    raise DataError(f"batch {index} is a dict with the keys {sorted(batch)}, but none of them is {' or '.join(keys)}")
-
-
-def _kind(batch: Any) -> str:
-    return f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
 
 
 def as_class_indices(labels: Any, index: int) -> Tensor:

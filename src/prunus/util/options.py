@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -134,20 +136,17 @@ def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], 
 
 
 def _check_bounds(name: str, value: Any, about: Option, error: type[PrunusError]) -> None:
-    bounds = {"at least": about.least, "above": about.above, "at most": about.most, "below": about.below}
-    allowed = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-    if not allowed:
-        return
+    bounds = [
+        ("at least", about.least, operator.ge),
+        ("above", about.above, operator.gt),
+        ("at most", about.most, operator.le),
+        ("below", about.below, operator.lt),
+    ]
+    given = [(text, bound, keeps) for text, bound, keeps in bounds if bound is not None]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        is_number
-        and math.isfinite(value)
-        and (about.least is None or value >= about.least)
-        and (about.most is None or value <= about.most)
-        and (about.above is None or value > about.above)
-        and (about.below is None or value < about.below)
-    ):
+    if not given or (is_number and math.isfinite(value) and all(keeps(value, bound) for _, bound, keeps in given)):
         return
+    allowed = " and ".join(f"{text} {bound:g}" for text, bound, _ in given)
     number = "" if isinstance(value, int | float) else f", which is no number but {type(value).__name__}"
     raise error(f"{name} must be {allowed}, got {value!r}{number} ({about.help})")
 
@@ -197,6 +196,28 @@ class Seeded:
 
 
 # Values in the text of a command line option.
+
+
+def as_typed(name: str, value: Any, by_set: Collection[str] = ()) -> list[str]:
+    """A setting as it is typed: --batch-size 128, --no-augment; several values repeat it; --set k=3 if in `by_set`."""
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, list | tuple):
+        return [word for each in value for word in as_typed(name, each, by_set)]
+    if name in by_set:
+        return ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    if isinstance(value, bool):
+        return [option if value else f"--no-{option[2:]}"]
+    whole = isinstance(value, float) and value.is_integer() and value >= 1000  # 63000000, not 63000000.0
+    return [option, f"{value:.0f}" if whole else str(value)]
+
+
+def parse_value(text: str) -> Any:
+    """The value of a TOML literal such as '3', '0.5', 'true' or '["a"]'; any other text as it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
 
 LEAST_MEMORY = 100 * 10**6  # bytes, for work on batches of images
 

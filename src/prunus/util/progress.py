@@ -61,12 +61,12 @@ def shown(progress: AnyProgress | bool | None, adapt: Callable[[PhaseProgress], 
     quiet = progress is False or callable(progress)
     outer = None if quiet else _active.get()
     display = outer or (Silence() if quiet else _new_display())
-    token, said = _active.set(display), _said.get()
-    warned = _said.set(set() if said is None else said)
+    token, warned = _active.set(display), _warned.get()
+    warned_token = _warned.set(set() if warned is None else warned)
     try:
         yield progress if callable(progress) else adapt(display.show)
     finally:
-        _said.reset(warned)
+        _warned.reset(warned_token)
         _active.reset(token)
         if outer is None:
             display.close()
@@ -186,16 +186,16 @@ class Lines(Silence):
 
 
 _active: ContextVar[Silence | None] = ContextVar("the display of the work around this one", default=None)
-_said: ContextVar[set[str] | None] = ContextVar("what the work that is shown has warned about", default=None)
+_warned: ContextVar[set[str] | None] = ContextVar("what the work that is shown has warned about", default=None)
 
 
 def warn_once(log: logging.Logger, about: str, text: str, *values: Any) -> None:
     """Log a warning. In work that is shown, later warnings about the same thing are details, of the level INFO."""
-    said = _said.get()
-    level = logging.INFO if said is not None and about in said else logging.WARNING
+    warned = _warned.get()
+    level = logging.INFO if warned is not None and about in warned else logging.WARNING
     log.log(level, text, *values, stacklevel=2)
-    if said is not None:
-        said.add(about)
+    if warned is not None:
+        warned.add(about)
 
 
 def is_first_process() -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -48,9 +49,18 @@ def to_data(value: Any) -> Any:
     return str(value)
 
 
-def from_data(kind: type[T], data: Any, where: str = "") -> T:
+def finite(value: Any) -> Any:
+    """Plain values in which NaN and infinity, which JSON does not have, are None."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_data(kind: type[T], data: Any) -> T:
     """The inverse of `to_data`: an object of type `kind`, checked against its type hints."""
-    return typing.cast(T, _read(kind, data, where))
+    return typing.cast(T, _read(kind, data, ""))
 
 
 def write_record(path: Path, value: Any, form: str, version: int) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from prunus.errors import DataError
-from prunus.zoo.folders import CLASSES, FolderData, image_files, known_folder, test_folder
+from prunus.zoo.folders import TESTS, FolderData, beside, image_files, known_folder, listed_classes
 from prunus.zoo.images import FileImages, Pixels, channels_first, open_rgb, split_off_test
 
 logger = logging.getLogger(__name__)
@@ -37,50 +37,36 @@ def has_boxes(path: Path) -> bool:
     """Whether a path names images with boxes: a YAML or JSON file, or a folder with labels or annotations."""
     if path.is_file():
         return path.suffix.lower() in (*YAML, ".json")
-    return bool(_yaml_in(path) or _json_for(path, "train") or _json_for(path, "")) or any(
-        labels.is_dir() for part in ("train", "") for _, labels in _places(path, part)
-    )
+    listed = _yaml_in(path) or _json_for(path, "train") or _json_for(path, "")
+    return bool(listed) or (path / "labels").is_dir() or (path / "train" / "labels").is_dir()
 
 
 def read_boxes(path: Path, size: int | None) -> FolderData:
     """A YAML file of ultralytics, a COCO JSON file, or a folder with images and either kind of labels."""
-    if path.is_file() and path.suffix.lower() == ".json":
-        classes, whole = _read_coco(path, path.parent, "")
-        train, test = split_off_test(whole)
-        return known_folder("folder", path, classes, size), train, test
     listing = path if path.is_file() else _yaml_in(path)
-    if listing is not None:
+    if listing is not None and listing.suffix.lower() != ".json":
         return _read_yaml(listing, path, size)
-    if _json_for(path, "train") or _json_for(path, ""):
-        return _read_coco_folder(path, size)
+    if whole := listing or _json_for(path, ""):
+        classes, images = _read_coco(whole, path.parent if path.is_file() else path, "")
+        return known_folder("folder", path, classes, size), *split_off_test(images)
+    if listing := _json_for(path, "train"):
+        return _read_coco_parts(listing, path, size)
     if not has_boxes(path):
         raise DataError(
             f"{path}: for detection, expected a YAML file of ultralytics (train, val, names), COCO's "
             "annotations/instances_train*.json, or the folders images and labels with a text file for each image, here "
             "or in train and in test (or val)"
         )
-    if any(images.is_dir() for images, _ in _places(path, "train")):
-        tests = test_folder(path) or test_folder(path / "images")
-        folders = {"train": _place(path, "train"), **({"test": _place(path, tests.name)} if tests else {})}
-        return _read_yolo(path, folders, None, size)
-    return _read_yolo(path, {"": _place(path, "")}, None, size)
+    return _read_yolo(path, {part: images for part, (images, _) in beside(path, "labels").items()}, None, size)
 
 
 # -- YOLO: a text file for each image; each line is `class x y width height` in shares of the image, or a polygon
 
 
-def _places(path: Path, part: str) -> list[tuple[Path, Path]]:
-    return [(path / part / "images", path / part / "labels"), (path / "images" / part, path / "labels" / part)]
-
-
-def _place(path: Path, part: str) -> Path:
-    return next((images for images, _ in _places(path, part) if images.is_dir()), path / "images")
-
-
 def _yaml_in(path: Path) -> Path | None:
     """The only YAML file of a folder."""
-    found = [file for file in sorted(path.glob("*")) if file.suffix.lower() in YAML] if path.is_dir() else []
-    return found[0] if len(found) == 1 else None
+    files = [file for file in path.glob("*") if file.suffix.lower() in YAML] if path.is_dir() else []
+    return files[0] if len(files) == 1 else None
 
 
 def _read_yaml(listing: Path, path: Path, size: int | None) -> FolderData:
@@ -108,8 +94,7 @@ def _read_yaml(listing: Path, path: Path, size: int | None) -> FolderData:
             continue
         if not isinstance(given, str):
             raise DataError(f"{listing}: {part} must be one folder of images, got {given!r}")
-        tried = [place / given for place in (top, listing.parent)]
-        folder = next((each for each in tried if each.is_dir()), None)
+        folder = next((place / given for place in (top, listing.parent) if (place / given).is_dir()), None)
         if folder is None:
             raise DataError(f"{listing}: {given} is not a folder in {top}")
         folders[part] = folder
@@ -118,15 +103,12 @@ def _read_yaml(listing: Path, path: Path, size: int | None) -> FolderData:
 
 def _read_yolo(path: Path, folders: Mapping[str, Path], names: tuple[str, ...] | None, size: int | None) -> FolderData:
     """The images of some folders. Where a folder is not divided, a fixed fifth of its images is the test set."""
-    if names is None and (path / CLASSES).is_file():
-        names = tuple(
-            line.strip() for line in (path / CLASSES).read_text(encoding="utf-8-sig").splitlines() if line.strip()
-        )
+    names = listed_classes(path) if names is None else names
     parts = {part: _labelled(folder, names) for part, folder in folders.items()}
     if names is None:
-        largest = max(int(rows[:, 0].max()) for each in parts.values() for rows in each.boxes or () if len(rows))
+        largest = max(int(rows[:, 0].max()) for part in parts.values() for rows in part.boxes if len(rows))
         names = tuple(str(number) for number in range(largest + 1))
-    _tell_of_missing(path, names, parts.get("train", parts.get("")))
+    _tell_of_missing(path, names, parts["" if "" in parts else "train"])
     known = known_folder("folder", path, names, size)
     if "" in parts:
         return known, *split_off_test(parts[""])
@@ -216,15 +198,9 @@ def _json_for(path: Path, part: str) -> Path | None:
     return next((file for pattern in wanted for file in sorted(path.glob(pattern)) if file.is_file()), None)
 
 
-def _read_coco_folder(path: Path, size: int | None) -> FolderData:
-    whole = _json_for(path, "")
-    if whole is not None:
-        classes, images = _read_coco(whole, path, "")
-        return known_folder("folder", path, classes, size), *split_off_test(images)
-    listing = _json_for(path, "train")
-    assert listing is not None
+def _read_coco_parts(listing: Path, path: Path, size: int | None) -> FolderData:
     classes, train = _read_coco(listing, path, "train")
-    tests, test = next((file for part in ("test", "val") if (file := _json_for(path, part))), None), None
+    tests, test = next((file for part in TESTS if (file := _json_for(path, part))), None), None
     if tests is not None:
         others, test = _read_coco(tests, path, re.split(r"[\d_.]", tests.stem.removeprefix("instances_"))[0] or "test")
         if classes != others:
@@ -273,34 +249,28 @@ def _read_coco(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], Fi
     if not any(rows.values()):
         raise DataError(f"{listing}: has no boxes")
     names = tuple(categories[key] for key in sorted(categories))
-    found = _file_images(
+    return names, _file_images(
         [str(_coco_file(image["file_name"], listing, top, part)) for image in images.values()],
         [np.array(each).reshape(-1, 6) for each in rows.values()],
         [(int(image.get("width") or 0), int(image.get("height") or 0)) for image in images.values()],
     )
-    return names, found
 
 
 def _coco_file(name: str, listing: Path, top: Path, part: str) -> Path:
     year = listing.stem.removeprefix("instances_")  # as in train2017
     folders = [top / year, top / "images" / year, top / part, top / part / "images", top / "images" / part]
-    tried = [folder / name for folder in (*folders, listing.parent, top, top / "images")]
-    found = next((file for file in tried if file.is_file()), None)
-    if found is None:
-        raise DataError(f"{listing}: there is no image {name!r} in {top}, {top / 'images'} or {top / year}")
-    return found
+    for folder in (*folders, listing.parent, top, top / "images"):
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{listing}: there is no image {name!r} in {top}, {top / 'images'} or {top / year}")
 
 
-def _file_images(
-    paths: Sequence[str], rows: Iterable[Floats], sizes: Sequence[tuple[int, int]] | None = None
-) -> FileImages:
-    return FileImages(tuple(paths), np.zeros(len(paths), dtype=np.int64), (), tuple(rows), tuple(sizes or ()))
+def _file_images(paths: Sequence[str], rows: Iterable[Floats], sizes: Sequence[tuple[int, int]] = ()) -> FileImages:
+    return FileImages(tuple(paths), np.zeros(len(paths), dtype=np.int64), (), tuple(rows), tuple(sizes))
 
 
-def _tell_of_missing(path: Path, names: Sequence[str], train: FileImages | None) -> None:
+def _tell_of_missing(path: Path, names: Sequence[str], train: FileImages) -> None:
     """A warning if no training image has a box of some class: its precision can only be guessed."""
-    if train is None:
-        return
     there = {int(label) for rows in train.boxes for label in rows[:, 0]}
     missing = [name for number, name in enumerate(names) if number not in there]
     if missing:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,14 +30,25 @@ __all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load",
 
 # Of an image: one class, a class for each pixel, several labels, boxes with classes.
 LabelKind = Literal["classes", "masks", "several", "boxes"]
-_FOLDERS = {
-    "classes": folders.read_classes,
-    "masks": folders.read_masks,
-    "several": folders.read_labelled,
-    "boxes": boxes.read_boxes,
+
+
+class _FolderKind(NamedTuple):
+    """Labels of images in a folder: what is there, its reader, and the task that needs such labels."""
+
+    what: str
+    is_there: Callable[[Path], bool]
+    read: Callable[[Path, int | None], folders.FolderData]
+    task: str
+
+
+_FOLDERS: dict[LabelKind, _FolderKind] = {
+    "masks": _FolderKind(
+        "images and masks", lambda path: folders.has_beside(path, folders.MASKS), folders.read_masks, "segmentation"
+    ),
+    "several": _FolderKind("a CSV of labels", folders.has_table, folders.read_labelled, "multilabel"),
+    "boxes": _FolderKind("images with boxes", boxes.has_boxes, boxes.read_boxes, "detection"),
+    "classes": _FolderKind("folders of classes", lambda _: True, folders.read_classes, "classification"),
 }
-_TASKS = {"masks": "segmentation", "several": "multilabel", "boxes": "detection"}  # the tasks that need such labels
-_WHAT = {"masks": "images and masks", "several": "a CSV of labels", "boxes": "images with boxes"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +96,15 @@ class ImageData:
             DataError: There is no such class, fewer than two are given, or one is given twice.
         """
         names = {name.lower(): number for number, name in enumerate(self.classes)}
-        found = []
+        numbers = []
         for word in (part.strip() for part in text.split(",")):
             number = names.get(word.lower(), int(word) if word.isdecimal() else -1)
             if not 0 <= number < len(self.classes):
                 raise DataError(unknown(f"class of {self.name}", word, self.classes))
-            found.append(number)
-        if len({*found}) < max(2, len(found)):
+            numbers.append(number)
+        if len({*numbers}) < max(2, len(numbers)):
             raise DataError(f"give two or more different classes, as in 3,17,42 or cat,dog; got {text}")
-        return found
+        return numbers
 
     def count(self, part: Part) -> int:
         """Number of images in a part; 0 if the part does not exist."""
@@ -179,11 +190,8 @@ def load(
         raise DataError(f"size must be at least 1 pixel, got {size}")
     held_out = parse_holdout(holdout)
     known, train, test = _read(spec, root, size, labels)
-    parts: dict[Part, Images] = {}
-    if train is not None:
-        parts["train"] = train
-    if test is not None:
-        parts["test"] = test
+    both: dict[Part, Images | None] = {"train": train, "test": test}
+    parts = {part: images for part, images in both.items() if images is not None}
     if held_out.source != "none" and held_out.source in parts:
         whole = parts[held_out.source]
         taken, rest = divide(whole.strata, held_out.share, seed)
@@ -230,19 +238,16 @@ def _read(
         place = Path(path).expanduser()
         if not boxes.has_boxes(place) and folders.has_no_labels(place):
             return folders.read_unlabelled(place, size)
-        kinds: dict[LabelKind, Callable[[Path], bool]] = {
-            "masks": folders.has_masks,
-            "several": folders.has_table,
-            "boxes": boxes.has_boxes,
-        }
-        there: LabelKind = next((kind for kind, has in kinds.items() if has(place)), "classes")
+        there = next(kind for kind, folder in _FOLDERS.items() if folder.is_there(place))
         top = place / "train" if (place / "train").is_dir() else place
         by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
         if labels == "classes" and there != "classes" and (there in ("masks", "boxes") or not by_class):
-            raise DataError(f"{place}: this is {_WHAT[there]}, not one folder per class: take the task {_TASKS[there]}")
-        return _FOLDERS[labels or there](place, size)
-    if labels is not None and labels in _TASKS:
-        raise DataError(f"{name} has one class per image; for {_TASKS[labels]} take folder:PATH or module:function")
+            what, task = _FOLDERS[there].what, _FOLDERS[there].task
+            raise DataError(f"{place}: this is {what}, not one folder per class: take the task {task}")
+        return _FOLDERS[labels or there].read(place, size)
+    if labels not in (None, "classes"):
+        task = _FOLDERS[labels].task
+        raise DataError(f"{name} has one class per image; for {task} take folder:PATH or module:function")
     if name == "imagenet":
         return folders.read_imagenet(Path(path).expanduser(), size)
     known = DATA_SETS[name]

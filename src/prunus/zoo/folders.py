@@ -10,7 +10,7 @@ import csv
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -28,6 +28,7 @@ FolderData = tuple[DataSet, FileImages | None, FileImages | None]  # what is kno
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 CLASSES = "classes.txt"  # names of the classes, one per line
 NAMED = 3  # files named in an error
+TESTS = ("test", "val")  # folders of test images
 
 
 def image_files(folder: Path) -> list[str]:
@@ -47,9 +48,45 @@ def known_folder(kind: str, path: Path, classes: tuple[str, ...], size: int | No
     return replace(known, name=f"{kind}:{path}", classes=classes, shape=shape)
 
 
-def test_folder(path: Path) -> Path | None:
-    """The folder of test images: test, or else val."""
-    return next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+def in_parts(path: Path, read: Callable[[Path], FileImages]) -> tuple[FileImages, FileImages | None]:
+    """Training images from PATH/train and test images from PATH/test (or val), or PATH divided into both."""
+    if not (path / "train").is_dir():
+        return split_off_test(read(path))
+    tests = next((path / name for name in TESTS if (path / name).is_dir()), None)
+    return read(path / "train"), read(tests) if tests else None
+
+
+def has_beside(path: Path, kind: str) -> bool:
+    """Whether there are folders `images` and `kind` beside each other, in parts or not."""
+    return any((top / "images").is_dir() and (top / kind).is_dir() for top in (path / "train", path))
+
+
+def beside(path: Path, kind: str) -> dict[str, tuple[Path, Path]]:
+    """Part -> its folders of images and of `kind`, masks or labels; the only part is "" if images are not divided.
+
+    They are train/images and train/masks, or images/train and masks/train.
+    """
+
+    def folders(part: str) -> tuple[Path, Path] | None:
+        places = (path / part / "images", path / part / kind), (path / "images" / part, path / kind / part)
+        return next((place for place in places if place[0].is_dir()), None)
+
+    if (train := folders("train")) is None:
+        return {"": (path / "images", path / kind)}
+    test = next((place for part in TESTS if (place := folders(part))), None)
+    return {"train": train, "test": test} if test else {"train": train}
+
+
+def listed_classes(path: Path) -> tuple[str, ...] | None:
+    """The names in classes.txt of a folder; None without it."""
+    listing = path / CLASSES
+    if not listing.is_file():
+        return None
+    try:
+        lines = listing.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{listing}: cannot be read as text in UTF-8: {error}") from error
+    return tuple(line.strip() for line in lines if line.strip())
 
 
 # One folder per class.
@@ -58,20 +95,14 @@ def test_folder(path: Path) -> Path | None:
 def read_classes(path: Path, size: int | None) -> FolderData:
     """PATH/train and PATH/test (or val), each with one folder per class; or PATH itself with one folder per class."""
     if not path.is_dir():
-        what = "is a file, and not a CSV of labels" if path.exists() else "this folder of images does not exist"
-        raise DataError(f"{path}: {what}")
-    train: FileImages
-    test: FileImages | None
-    if (path / "train").is_dir():
-        classes, tests = _class_names(path / "train"), test_folder(path)
-        train, test = _read_tree(path / "train", classes), _read_tree(tests, classes) if tests else None
-    else:
-        classes = _class_names(path)
-        train, test = split_off_test(_read_tree(path, classes))
+        raise DataError(f"{path}: is a file, and not a CSV of labels")
+    top = path / "train" if (path / "train").is_dir() else path
+    classes = _class_names(top)
+    parts = in_parts(path, lambda tree: _read_tree(tree, classes))
     if len(classes) == 1:
-        only = (path / "train" if (path / "train").is_dir() else path) / classes[0]
+        only = top / classes[0]
         raise DataError(f"{path}: one folder is one class, and classes are told apart. Without labels: folder:{only}")
-    return known_folder("folder", path, classes, size), train, test
+    return known_folder("folder", path, classes, size), *parts
 
 
 def _folders_in(tree: Path) -> list[str]:
@@ -108,7 +139,7 @@ def _read_tree(tree: Path, classes: tuple[str, ...]) -> FileImages:
 
 def has_no_labels(path: Path) -> bool:
     """Whether a folder holds images and no folders, in parts or not."""
-    if has_masks(path) or has_table(path):
+    if has_beside(path, MASKS) or has_table(path):
         return False
     top = path / "train" if (path / "train").is_dir() else path
     return top.is_dir() and not _folders_in(top) and bool(image_files(top))
@@ -116,13 +147,7 @@ def has_no_labels(path: Path) -> bool:
 
 def read_unlabelled(path: Path, size: int | None) -> FolderData:
     """PATH with images; or PATH/train and PATH/test (or val), each with images. There are no classes."""
-    test: FileImages | None
-    if (path / "train").is_dir():
-        tests = test_folder(path)
-        train, test = _images_in(path / "train"), _images_in(tests) if tests else None
-    else:
-        train, test = split_off_test(_images_in(path))
-    return known_folder("folder", path, (), size), train, test
+    return known_folder("folder", path, (), size), *in_parts(path, _images_in)
 
 
 def _images_in(folder: Path) -> FileImages:
@@ -144,8 +169,6 @@ WNID = re.compile(r"n\d{8}")
 
 def read_imagenet(path: Path, size: int | None) -> FolderData:
     """PATH/train by wnid (optional), and PATH/val by wnid, or flat with a file that lists the labels."""
-    if not path.is_dir():
-        raise DataError(f"{path}: this folder of images does not exist")
     tree, val = path / "train", path / "val"
     if not val.is_dir():
         raise DataError(f"{path}: expected a folder val of ILSVRC-2012 (and train, for training); there is none")
@@ -252,23 +275,21 @@ def read_labelled(path: Path, size: int | None) -> FolderData:
             f"{path}: for several labels per image, expected {TABLE}, here or in train and in test (or val): "
             "a header `file,label,label,...`, then a file and 0 or 1 for each label in every line"
         )
-    test: FileImages | None
     if path.is_file() or (path / TABLE).is_file():
         classes, images = _read_table(path if path.is_file() else path / TABLE)
-        train, test = split_off_test(images)
-    else:
-        classes, train = _read_table(path / "train" / TABLE)
-        tests, test = test_folder(path), None
-        if tests:
-            others, test = _read_table(tests / TABLE)
-            if classes != others:
-                raise DataError(
-                    f"{tests / TABLE}: has the labels {', '.join(others)}, and the training images {', '.join(classes)}"
-                )
-            both = set.intersection(*({str(Path(p).resolve()) for p in part.paths} for part in (train, test)))
-            if both:
-                raise DataError(f"{tests / TABLE}: {len(both)} images are listed for training too, such as {min(both)}")
-    return known_folder("folder", path, classes, size), train, test
+        return known_folder("folder", path, classes, size), *split_off_test(images)
+    classes, train = _read_table(path / "train" / TABLE)
+    known = known_folder("folder", path, classes, size)
+    tests = next((path / name / TABLE for name in TESTS if (path / name).is_dir()), None)
+    if tests is None:
+        return known, train, None
+    others, test = _read_table(tests)
+    if classes != others:
+        raise DataError(f"{tests}: has the labels {', '.join(others)}, and the training images {', '.join(classes)}")
+    both = set.intersection(*({str(Path(p).resolve()) for p in part.paths} for part in (train, test)))
+    if both:
+        raise DataError(f"{tests}: {len(both)} images are listed for training too, such as {min(both)}")
+    return known, train, test
 
 
 def _read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
@@ -314,39 +335,28 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
 # Images and masks: the class of each pixel is a number in a PNG of the same name.
 
 
-def has_masks(path: Path) -> bool:
-    """Whether a folder holds images and masks, in parts or not."""
-    return any(images.is_dir() and masks.is_dir() for part in ("train", "") for images, masks in _places(path, part))
+MASKS = "masks"
 
 
 def read_masks(path: Path, size: int | None) -> FolderData:
     """PATH/images and PATH/masks, or both in PATH/train and PATH/test (or val), or with these folders inside them."""
-    if not has_masks(path):
+    if not has_beside(path, MASKS):
         raise DataError(
             f"{path}: for segmentation, expected the folders images and masks, with masks of the same names as the "
             "images, here or in train and in test (or val)"
         )
-    test: FileImages | None
-    if any(images.is_dir() for images, _ in _places(path, "train")):
-        tests = test_folder(path) or test_folder(path / "images")
-        train, test = _pairs(path, "train"), _pairs(path, tests.name) if tests else None
-    else:
-        train, test = split_off_test(_pairs(path, ""))
-    classes = _mask_classes(path, [*train.masks, *(test.masks if test else ())])
+    parts = {part: _with_masks(*folders) for part, folders in beside(path, MASKS).items()}
+    train, test = split_off_test(parts[""]) if "" in parts else (parts["train"], parts.get("test"))
+    classes = listed_classes(path)
+    if classes is None:
+        classes = _numbers_in(path, [*train.masks, *(test.masks if test else ())])
+    elif len(classes) < 2 or len(set(classes)) < len(classes):
+        raise DataError(f"{path / CLASSES}: expected the names of at least 2 classes, one per line, all different")
     return known_folder("folder", path, classes, size), train, test
 
 
-def _places(path: Path, part: str) -> list[tuple[Path, Path]]:
-    """Where images and masks of a part may be: train/images and train/masks, or images/train and masks/train."""
-    return [
-        (path / part / "images", path / part / "masks"),
-        (path / "images" / part, path / "masks" / part),
-    ]
-
-
-def _pairs(path: Path, part: str) -> FileImages:
-    """The images of a part with their masks."""
-    images, masks = next(pair for pair in _places(path, part) if pair[0].is_dir())
+def _with_masks(images: Path, masks: Path) -> FileImages:
+    """The images of a folder with their masks."""
     if not masks.is_dir():
         raise DataError(f"{masks}: there is no such folder, and the images in {images} need masks")
     by_stem: dict[str, str] = {}
@@ -378,18 +388,8 @@ def _pairs(path: Path, part: str) -> FileImages:
     )
 
 
-def _mask_classes(path: Path, masks: Sequence[str]) -> tuple[str, ...]:
-    """The names in classes.txt; without it, the numbers up to the largest one in any mask."""
-    listing = path / CLASSES
-    if listing.is_file():
-        try:
-            lines = listing.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{listing}: cannot be read as text in UTF-8: {error}") from error
-        names = [line.strip() for line in lines if line.strip()]
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise DataError(f"{listing}: expected the names of at least 2 classes, one per line, all different")
-        return tuple(names)
+def _numbers_in(path: Path, masks: Sequence[str]) -> tuple[str, ...]:
+    """The numbers up to the largest one in any mask, as names of classes."""
     largest = 0
     with shown(None, steps("masks")) as report:
         for number, mask in enumerate(masks, start=1):

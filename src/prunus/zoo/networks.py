@@ -132,6 +132,11 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     return ZeroPaddedShortcut(in_channels, out_channels, stride)
 
 
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution without biases that keeps the size of its input but for the stride."""
+    return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
 class BasicBlock(nn.Module):
     """relu(x + bn(conv(relu(bn(conv(x)))))), with a shortcut without parameters."""
 
@@ -139,9 +144,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = _conv(in_channels, width, 3, stride)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv2 = _conv(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut = _shortcut(in_channels, width, stride)
 
@@ -152,13 +157,7 @@ class BasicBlock(nn.Module):
         return F.relu(out + self.shortcut(x))
 
 
-def _stage(
-    block: Any,
-    in_channels: int,
-    width: int,
-    blocks: int,
-    stride: int,
-) -> nn.Sequential:
+def _stage(block: Any, in_channels: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     """A block that may change the shape, and others that keep it."""
     rest = (block(width * block.expansion, width, 1) for _ in range(blocks - 1))
     return nn.Sequential(block(in_channels, width, stride), *rest)
@@ -184,7 +183,7 @@ class CifarResNet(nn.Module):
     def __init__(self, num_classes: int = 10, depth: int = 20, in_channels: int = 3) -> None:
         super().__init__()
         blocks = _blocks(depth, 2)
-        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        self.conv1 = _conv(in_channels, 16, 3)
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = _stage(BasicBlock, 16, 16, blocks, stride=1)
         self.layer2 = _stage(BasicBlock, 16, 32, blocks, stride=2)
@@ -207,9 +206,9 @@ class PreBasicBlock(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = _conv(in_channels, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv2 = _conv(width, width, 3)
         self.shortcut = _shortcut(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -228,14 +227,14 @@ class PreBottleneck(nn.Module):
         super().__init__()
         out_channels = width * self.expansion
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.conv1 = _conv(in_channels, width, 1)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.conv2 = _conv(width, width, 3, stride)
         self.bn3 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.conv3 = _conv(width, out_channels, 1)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+            self.shortcut = _conv(in_channels, out_channels, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in, H, W] -> [N, 4 * width, H / stride, W / stride]."""
@@ -258,7 +257,7 @@ class PreResNet(nn.Module):
         block: type[PreBasicBlock | PreBottleneck] = PreBottleneck if bottleneck else PreBasicBlock
         blocks = _blocks(depth, 3 if bottleneck else 2)
         first, second, third = (width * block.expansion for width in (16, 32, 64))
-        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        self.conv1 = _conv(in_channels, 16, 3)
         self.layer1 = _stage(block, 16, 16, blocks, stride=1)
         self.layer2 = _stage(block, first, 32, blocks, stride=2)
         self.layer3 = _stage(block, second, 64, blocks, stride=2)
@@ -267,7 +266,10 @@ class PreResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x)  # [N, 16, 32, 32]
+        return self._behind_stem(self.conv1(x))
+
+    def _behind_stem(self, x: Tensor) -> Tensor:
+        """[N, 16, 32, 32] -> [N, classes]."""
         x = self.layer3(self.layer2(self.layer1(x)))  # [N, 64 or 256, 8, 8]
         x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1)
         return self.linear(torch.flatten(x, 1))  # type: ignore[no-any-return]
@@ -287,10 +289,7 @@ class AveragedPreResNet(PreResNet):
         self.layer3[0].shortcut = AveragedShortcut(32, 64, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))  # [N, 16, 32, 32]
-        x = self.layer3(self.layer2(self.layer1(x)))  # [N, 64, 8, 8]
-        x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1)
-        return self.linear(torch.flatten(x, 1))  # type: ignore[no-any-return]
+        return self._behind_stem(F.relu(self.bn1(self.conv1(x))))
 
 
 for _depth in (8, 14, 20, 32, 38, 44, 56, 110):
@@ -315,16 +314,15 @@ class Bottleneck(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = width * self.expansion
-        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.conv1 = _conv(in_channels, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.conv2 = _conv(width, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.conv3 = _conv(width, out_channels, 1)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            projection = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
-            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(out_channels))
+            self.downsample = nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in, H, W] -> [N, 4 * width, H / stride, W / stride]."""
@@ -340,7 +338,7 @@ class ResNet50(nn.Module):
 
     def __init__(self, num_classes: int = 1000, in_channels: int = 3) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = _conv(in_channels, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.layer1 = _stage(Bottleneck, 64, 64, 3, stride=1)
         self.layer2 = _stage(Bottleneck, 256, 128, 4, stride=2)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import pickle
-import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -61,8 +61,8 @@ def tensors_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
         return tensors
     tensors = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
     one = min(needed)
-    found = {name.removesuffix(one) for name in tensors if name.endswith(one)}
-    fitting = [prefix for prefix in found if all(prefix + name in tensors for name in needed)]
+    prefixes = {name.removesuffix(one) for name in tensors if name.endswith(one)}
+    fitting = [prefix for prefix in prefixes if all(prefix + name in tensors for name in needed)]
     known = [prefix for prefix in PREFIXES if prefix in fitting]
     if known or len(fitting) == 1:
         prefix = (known or fitting)[0]
@@ -90,8 +90,8 @@ def classes_of(model: nn.Module, path: str | Path, classes: int) -> int:
     """
     stored, wanted = tensors_for(model, path), model.state_dict()
     shapes = {(tuple(wanted[n].shape), tuple(stored[n].shape)) for n in wanted if n in stored}
-    different = [(own, other) for own, other in shapes if own != other]
-    numbers = {other[0] if own[:1] == (classes,) and own[1:] == other[1:] else None for own, other in different}
+    different = [(mine, other) for mine, other in shapes if mine != other]
+    numbers = {other[0] if mine[:1] == (classes,) and mine[1:] == other[1:] else None for mine, other in different}
     return numbers.pop() or classes if len(numbers) == 1 else classes
 
 
@@ -100,21 +100,17 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     check_weight_file(path)
     content = _read(path)
-    for key in MODULES:  # a pickled network: its tensors are read, its class is not
-        if isinstance(content, Mapping) and (tensors := _module_tensors(content.get(key))):
+    wrapped = content if isinstance(content, Mapping) else {}
+    for module in (*(wrapped.get(key) for key in MODULES), content):
+        if tensors := _module_tensors(module):  # a pickled network: its tensors are read, its class is not
             return tensors
-    if tensors := _module_tensors(content):
-        return tensors
-    for key in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
+    content = next((wrapped[key] for key in WRAPPERS if isinstance(wrapped.get(key), Mapping)), content)
     if not isinstance(content, Mapping) or not content:
         what = "no tensors" if isinstance(content, Mapping) else type(content).__name__
         raise FileError(f"{path}: expected tensors by name, got {what}: save the network's state_dict()")
-    strangers = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if strangers:
-        raise FileError(f"{path}: expected only tensors; these are something else: {_listed(strangers)}")
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise FileError(f"{path}: expected only tensors; these are something else: {_listed(others)}")
     return {str(name): value for name, value in content.items()}
 
 
@@ -151,7 +147,7 @@ def _read(path: Path) -> Any:
     try:
         if kind == "safetensors":
             return load_file(path)
-        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
+        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path) if is_zipfile(path) else []
         with torch.serialization.safe_globals([(_StandIn, name) for name in foreign]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -161,14 +157,5 @@ def _read(path: Path) -> Any:
             "torch.save(YOLO('best.pt').model.state_dict(), 'weights.pt'). "
             f"(torch's message: {str(error).splitlines()[0]})"
         ) from error
-    except (
-        SafetensorError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        zipfile.BadZipFile,
-    ) as error:
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, TypeError, KeyError, BadZipFile) as error:
         raise FileError(f"{path}: is not a complete {kind} file ({type(error).__name__}: {error})") from error

@@ -166,10 +166,19 @@ def spatial(dims: int) -> Rule:
     """Pooling, padding, interpolation: the last `dims` dimensions (0: all but the first two) change size.
 
     The indices that max pooling returns belong to the same channels, and meet those of what is unpooled by them.
+    Unpooling uses the last `dims` numbers of the shape that it is given.
     """
 
+    @takes_sizes
     def rule(call: Call) -> Any:
         x, shapes = call.x, shapes_in(call.shape)
+        if isinstance(call.labels.emit, Replay):
+            for node in call.node.all_input_nodes:
+                now, before = call.record.values[node.name], call.labels.emit.first.values[node.name]
+                if isinstance(now, tuple) and len(now) == dims + 2 and dims:
+                    now, before = now[2:], before[2:]
+                if not tensors_in(now) and now != before:
+                    raise ValueError("the number of channels is used as a value")
         for other in tensors_in((call.args[1:], [v for v in call.kwargs.values() if v is not x])):
             if other.dim() == x.dim():
                 x = call.unite(x, other, additive=False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from prunus.graph.labels import ZERO, Call, Replay, along, padded, tensors_in, varying
-from prunus.graph.numbers import Number
+from prunus.graph.proxies import Number
 from prunus.graph.rules.attention import is_for_products
 from prunus.graph.rules.pointwise import compute, execute, takes_sizes
 
@@ -29,15 +29,10 @@ def structural(call: Call) -> Any:
 @takes_sizes
 def repeat(call: Call) -> Any:
     """repeat and tile. What is repeated once for each channel of another tensor belongs to these channels."""
-    return _spread_over_counted(call, execute(call), _sizes_given(call))
-
-
-def _sizes_given(call: Call) -> list[Any]:
-    """The sizes of a call as the graph has them: numbers, or nodes where the code computes them."""
-    spelled: Any = call.node.args[1:]
+    spelled: Any = call.node.args[1:]  # numbers, or nodes where the code computes them
     if len(spelled) == 1 and isinstance(spelled[0], tuple | list):
         spelled = spelled[0]
-    return list(spelled)
+    return _spread_over_counted(call, execute(call), list(spelled))
 
 
 def _spread_over_counted(call: Call, out: Tensor, sizes: list[Any]) -> Tensor:
@@ -219,7 +214,12 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
     before, after = call.axes(call.x), call.axes(out, "out")
     heads = [d for d in after[:-1] if type(spelled[d]) is not int or spelled[d] == -1] if len(before) == 1 else []
     if heads and is_for_products(call):
-        return _into_heads(call, out, after, spelled, heads[-1])
+        # [3 H D] -> [3, H, D]: channels of a head are pruned together, and the same number of heads is left in each
+        # part. An attribute for their number follows.
+        _regroup(call, out, [d for d in after if d != heads[-1]], heads[-1])
+        if isinstance(spelled[heads[-1]], Number):
+            call.counts(spelled[heads[-1]], _along_only(out, heads[-1]))
+        return out
     fixed = [d for d in after if is_number(d)]
     free = [d for d in after if d not in fixed]
     numbers = [d for d in fixed if isinstance(spelled[d], Number)]
@@ -244,15 +244,6 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
 def _along_only(labels: Tensor, dim: int) -> Tensor:
     """The labels along `dim`, at the first position of all other axes."""
     return labels.movedim(dim, 0).reshape(labels.size(dim), -1)[:, 0]
-
-
-def _into_heads(call: Call, out: Tensor, after: list[int], spelled: list[Any], heads: int) -> Tensor:
-    """[3 H D] -> [3, H, D]: channels of a head are pruned together, and the same number of heads is left in each part.
-    An attribute for their number follows."""
-    _regroup(call, out, [d for d in after if d != heads], heads)
-    if isinstance(spelled[heads], Number):
-        call.counts(spelled[heads], _along_only(out, heads))
-    return out
 
 
 def _regroup(call: Call, out: Tensor, fixed: list[int], free: int) -> None:

@@ -196,7 +196,10 @@ def register_rule(target: type[nn.Module] | Callable[..., Any] | str, rule: Rule
 
 def base_layer(module: nn.Module) -> type | None:
     """The first class with a rule among the class of `module` and its bases."""
-    return next((kind for kind in type(module).__mro__ if kind in _USER_RULES or kind in LAYERS), None)
+    for kind in type(module).__mro__:  # not a generator: this is asked several times for each call of a network
+        if kind in _USER_RULES or kind in LAYERS:
+            return kind
+    return None
 
 
 def is_leaf(module: nn.Module) -> bool:

@@ -54,7 +54,6 @@ class Metric(Entry):
         needs: The evidence that it takes.
         score: (evidence, **options) -> one number per channel; higher means keep.
         needs_classes: With moments or maps, of each class; False: of all images together.
-        takes_scatter: With maps, a scatter is enough where it is smaller than whole maps.
         saturates: With maps, fewer images than pixels give all channels nearly the same score.
         adds_up: Scores are errors that add up when channels are removed from the lowest score upwards.
         cites: What to cite: keys of src/prunus/scoring/references.bib.
@@ -63,7 +62,6 @@ class Metric(Entry):
     needs: Need
     score: Callable[..., Tensor]
     needs_classes: bool = True
-    takes_scatter: bool = False
     saturates: bool = False
     adds_up: bool = False
     cites: tuple[str, ...] = ()
@@ -104,11 +102,14 @@ def metric_option(default: str | None, help: str, **details: Any) -> Any:
     )
 
 
+def separates_classes(metric: Metric) -> bool:
+    """Whether a metric compares classes with one another."""
+    return metric.needs in ("moments", "maps", "discrimination") and metric.needs_classes
+
+
 def needs_labels(metric: Metric) -> bool:
     """Whether a metric separates classes, or differentiates the loss, which is 0 where a network agrees with itself."""
-    return metric.needs == "gradients" or (
-        metric.needs in ("moments", "maps", "discrimination") and metric.needs_classes
-    )
+    return metric.needs == "gradients" or separates_classes(metric)
 
 
 def check_unlabelled(metrics: Iterable[Metric]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prunus.errors import ScoreError
-from prunus.scoring.evidence import Maps, Scatter
+from prunus.scoring.evidence import Maps
 from prunus.scoring.metrics import Metric
 
 BLOCKS = 4  # number of strips of a symmetric product, each computed up to the diagonal: 5/8 of the work
@@ -25,9 +25,6 @@ def di(maps: Maps, rho: float = 1e-4) -> Tensor:
     With d >= N the maps of any channel separate the classes of the sample perfectly: DI is C - 1 for all channels but
     for rho, and says nothing. `score` warns of it.
     """
-    if maps.scatter is not None:
-        return _di_of_scatter(maps.scatter, rho)
-    assert maps.maps is not None
     images, channels, pixels = maps.maps.shape
     each = 8 * (2 * images * pixels + 2 * min(images, pixels) ** 2)  # bytes for one channel
     step = max(1, min(channels, maps.memory // each))
@@ -43,15 +40,6 @@ def di(maps: Maps, rho: float = 1e-4) -> Tensor:
             within = _solved(_lower_product(x), member.expand(len(x), -1, -1), rho)
             parts.append(len(member) - rho * within)
     return torch.cat(parts)
-
-
-def _di_of_scatter(scatter: Scatter, rho: float) -> Tensor:
-    images = scatter.counts.sum()
-    mean = scatter.sums.sum(0) / images  # [n, d]
-    products = scatter.products - images * mean[:, :, None] * mean[:, None, :]  # [n, d, d]
-    centred = scatter.sums - scatter.counts[:, None, None] * mean  # [K, n, d]
-    between = (centred / scatter.counts.clamp(min=1).sqrt()[:, None, None]).transpose(0, 1)  # [n, K, d]
-    return _solved(products, between, rho)
 
 
 def _lower_product(a: Tensor) -> Tensor:
@@ -79,7 +67,6 @@ def mmd(maps: Maps, sigma: float | Literal["median"] = 1.0) -> Tensor:
     One matrix product gives all pairs of images; then sums over blocks of classes, a few channels at a time.
     sigma="median" is the median distance between two different images, for each channel (1 if that is 0).
     """
-    assert maps.maps is not None
     if sigma != "median" and not (isinstance(sigma, int | float) and sigma > 0):
         raise ScoreError(f'mmd: sigma must be a positive number or "median", got {sigma!r}')
     images, channels, pixels = maps.maps.shape
@@ -165,7 +152,6 @@ def _nuclear_norm(products: Tensor) -> Tensor:
 
 def _every_few(maps: Maps, images: float) -> Tensor:
     """At most `images` of the maps, spread evenly over the sample: [N, n, d]."""
-    assert maps.maps is not None
     if not images >= 1:
         raise ScoreError(f"images must be at least 1, got {images!r}")
     count = min(len(maps.maps), int(images))
@@ -178,7 +164,6 @@ DI = Metric(
     needs="maps",
     score=di,
     cites=("kung2019methodical",),
-    takes_scatter=True,
     saturates=True,
 )
 MMD = Metric(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from prunus.errors import ModelError
+from prunus.util.user_code import failure
 
 LONGEST = 600.0  # seconds of a child process
 
@@ -44,6 +45,18 @@ def silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+@contextmanager
+def attempt(failed: str) -> Iterator[None]:
+    """Code of such packages, which may raise anything: a ModelError that begins with `failed`."""
+    try:
+        with silent():
+            yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{failed}: {failure(error)}") from error
 
 
 def run_child(command: Sequence[str], failed: str) -> str:

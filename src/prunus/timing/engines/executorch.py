@@ -12,11 +12,10 @@ from torch.utils._pytree import tree_leaves
 from prunus.errors import ModelError
 from prunus.graph.selection import with_convolutions
 from prunus.graph.traced import as_call
-from prunus.timing.engines import Engine, PreparedModel, one_for_each_shape
-from prunus.timing.engines._native import silent
+from prunus.timing.engines import Engine, one_for_each_shape
+from prunus.timing.engines._native import attempt
 from prunus.timing.onnx_export import export_program
 from prunus.util.batches import to_device
-from prunus.util.user_code import failure
 
 
 def lowered(model: nn.Module, example: Any) -> bytes:
@@ -26,55 +25,40 @@ def lowered(model: nn.Module, example: Any) -> bytes:
         ModelError: torch.export or ExecuTorch cannot follow the network.
     """
     model = with_convolutions(model, example)
-    try:
-        with silent():
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.exir import to_edge_transform_and_lower
+    with attempt(f"ExecuTorch cannot express {type(model).__name__}"):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
 
-            program = export_program(model, to_device(example, torch.device("cpu")), dynamic_batch=False)
-            edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-            return bytes(edge.to_executorch().buffer)
-    except ModelError:
-        raise
-    except Exception as error:  # the passes raise anything
-        raise ModelError(f"ExecuTorch cannot express {type(model).__name__}: {failure(error)}") from error
+        program = export_program(model, to_device(example, torch.device("cpu")), dynamic_batch=False)
+        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        return bytes(edge.to_executorch().buffer)
 
 
 def opened(content: bytes, threads: int) -> Callable[[Any], list[Any]]:
     """A function of the batch, which runs the content of a .pte file."""
-    with silent():
+    with attempt("ExecuTorch cannot load the network"):  # such as a file of another version
         from executorch.extension.pybindings import portable_lib
         from executorch.runtime import Runtime
 
         portable_lib._unsafe_reset_threadpool(threads)
-        try:
-            program = Runtime.get().load_program(content)
-            method = program.load_method("forward")
-        except Exception as error:  # a file of another version, or no such file
-            raise ModelError(f"ExecuTorch cannot load the network: {failure(error)}") from error
+        program = Runtime.get().load_program(content)
+        method = program.load_method("forward")
     if method is None:
         raise ModelError("ExecuTorch cannot load the network: it has no method called forward")
 
     def run(batch: Any, alive: Any = (program, content)) -> list[Any]:  # a method does not keep what it reads alive
         args, kwargs = as_call(batch)
-        return [_copy(value) for value in method.execute([*tree_leaves(args), *tree_leaves(kwargs)])]
+        outputs = method.execute([*tree_leaves(args), *tree_leaves(kwargs)])
+        # The runtime writes over its outputs in the next call.
+        return [value.clone() if isinstance(value, Tensor) else value for value in outputs]
 
     return run
-
-
-def _copy(value: Any) -> Any:
-    """The runtime writes over its outputs in the next call."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _make(model: nn.Module, example: Any, threads: int) -> PreparedModel:
-    return one_for_each_shape(lambda batch: opened(lowered(model, batch), threads))
 
 
 EXECUTORCH = Engine(
     name="executorch",
     help="ExecuTorch with XNNPACK, on the CPU",
-    make=_make,
+    make=lambda model, example, threads: one_for_each_shape(lambda batch: opened(lowered(model, batch), threads)),
     requires={"executorch": "executorch"},
     package="executorch",
     layers_in="onnxruntime",  # lowering a layer takes a second

@@ -17,8 +17,7 @@ from prunus.errors import ModelError
 from prunus.graph.selection import with_convolutions
 from prunus.graph.traced import as_call
 from prunus.timing.engines import Engine, PreparedModel, one_for_each_shape
-from prunus.timing.engines._native import silent
-from prunus.util.user_code import failure
+from prunus.timing.engines._native import attempt
 
 
 def converted(model: nn.Module, example: Any) -> bytes:
@@ -29,15 +28,12 @@ def converted(model: nn.Module, example: Any) -> bytes:
     """
     args = positional(model, example)
     model = with_convolutions(model, example)
-    try:
-        with silent(), TemporaryDirectory() as folder:
-            import litert_torch
+    with attempt(f"litert-torch cannot express {type(model).__name__}"), TemporaryDirectory() as folder:
+        import litert_torch
 
-            path = Path(folder) / "model.tflite"
-            litert_torch.convert(model.eval(), args).export(str(path))
-            return path.read_bytes()
-    except Exception as error:  # the passes raise anything
-        raise ModelError(f"litert-torch cannot express {type(model).__name__}: {failure(error)}") from error
+        path = Path(folder) / "model.tflite"
+        litert_torch.convert(model.eval(), args).export(str(path))
+        return path.read_bytes()
 
 
 def positional(model: nn.Module, batch: Any) -> tuple[Any, ...]:
@@ -51,15 +47,12 @@ def positional(model: nn.Module, batch: Any) -> tuple[Any, ...]:
 
 def opened(content: bytes, threads: int) -> Callable[[tuple[Any, ...]], list[Any]]:
     """A function of the network's positional inputs, which runs the content of a .tflite file."""
-    with silent():
+    with attempt("LiteRT cannot load the network"):  # a broken file, or operations that it does not know
         from ai_edge_litert.interpreter import Interpreter
 
-        try:
-            interpreter = Interpreter(model_content=content, num_threads=threads)
-            interpreter.allocate_tensors()
-            details = interpreter.get_input_details()
-        except Exception as error:  # a broken file, or operations that it does not know
-            raise ModelError(f"LiteRT cannot load the network: {failure(error)}") from error
+        interpreter = Interpreter(model_content=content, num_threads=threads)
+        interpreter.allocate_tensors()
+        details = interpreter.get_input_details()
     places = {int(re.findall(r"\d+", one["name"].partition(":")[0])[-1]): one["index"] for one in details}
     inputs = [places[place] for place in sorted(places)]  # they are called args_0, args_1, ...
     outputs = [made["index"] for made in interpreter.get_output_details()]

@@ -29,10 +29,10 @@ def _library() -> Any:
 
 def convert_onnx(source: Path, target: Path) -> None:
     """Write the network of an ONNX file as an .mnn file, in 32-bit numbers. ModelError if MNN cannot express it."""
-    words = ["-f", "ONNX", "--modelFile", str(source), "--MNNModel", str(target), "--bizCode", "prunus"]
-    said = run_child(python_child(_CONVERT, *words), "MNN cannot convert the network")
+    options = ["-f", "ONNX", "--modelFile", str(source), "--MNNModel", str(target), "--bizCode", "prunus"]
+    output = run_child(python_child(_CONVERT, *options), "MNN cannot convert the network")
     if not target.is_file():  # the converter reports success in any case
-        last = next((line for line in reversed(said.splitlines()) if line.strip()), "it wrote no file")
+        last = next((line for line in reversed(output.splitlines()) if line.strip()), "it wrote no file")
         raise ModelError(f"MNN cannot convert the network: {last.strip()}")
 
 
@@ -48,27 +48,21 @@ def open_file(path: Path, threads: int) -> OnnxProgram:
         raise ModelError("MNN cannot read the network that it converted")
     names = list(network.get_info()["inputNames"])
 
+    kinds = {"float32": mnn.expr.float, "int32": mnn.expr.int, "int64": mnn.expr.int64, "uint8": mnn.expr.uint8}
+
     def run(arrays: list[Any]) -> list[Any]:
-        given = [mnn.expr.const(array, list(array.shape), mnn.expr.NCHW, _kind(mnn, array)) for array in arrays]
+        for array in arrays:
+            if array.dtype.name not in kinds:
+                raise ModelError(f"MNN takes inputs of {', '.join(kinds)}, not {array.dtype.name}")
+        given = [mnn.expr.const(x, list(x.shape), mnn.expr.NCHW, kinds[x.dtype.name]) for x in arrays]
         outputs = network.forward(given)
         if outputs is None or any(value.shape is None for value in outputs):
             raise ModelError("MNN cannot run the network on inputs of these shapes")
-        return [_read(mnn, value) for value in outputs]
+        own_layout = mnn.expr.NC4HW4
+        plain = [mnn.expr.convert(v, mnn.expr.NCHW) if v.data_format == own_layout else v for v in outputs]
+        return [np.array(value.read(), copy=True) for value in plain]
 
     return OnnxProgram(names, run)
-
-
-def _kind(mnn: Any, array: Any) -> Any:
-    kinds = {"float32": mnn.expr.float, "int32": mnn.expr.int, "int64": mnn.expr.int64, "uint8": mnn.expr.uint8}
-    if array.dtype.name not in kinds:
-        raise ModelError(f"MNN takes inputs of {', '.join(kinds)}, not {array.dtype.name}")
-    return kinds[array.dtype.name]
-
-
-def _read(mnn: Any, value: Any) -> Any:
-    if value.data_format == mnn.expr.NC4HW4:  # its own layout
-        value = mnn.expr.convert(value, mnn.expr.NCHW)
-    return np.array(value.read(), copy=True)
 
 
 def _open(content: bytes, threads: int) -> OnnxProgram:

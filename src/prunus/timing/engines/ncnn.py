@@ -66,17 +66,21 @@ def convert_onnx(source: Path, target: Path) -> tuple[list[str], int]:
         names = [given.name for given in model.graph.input]
         shapes = [[size.dim_value for size in given.type.tensor_type.shape.dim] for given in model.graph.input]
         asked = ",".join(f"[{','.join(map(str, shape))}]" for shape in shapes)
-        said = run_child(
+        output = run_child(
             [pnnx.EXEC_PATH, str(path), f"inputshape={asked}", "fp16=0"], "pnnx cannot convert the network to ncnn"
         )
         made = [path.with_name(f"model{suffix}") for suffix in (PARAM, BIN)]
         if not all(file.is_file() for file in made):
-            last = said.splitlines()[-1] if said else "it wrote no file"
+            last = output.splitlines()[-1] if output else "it wrote no file"
             raise ModelError(f"pnnx cannot convert the network to ncnn: {last}")
         sizes = ["x".join(map(str, shape[1:])) for shape in shapes]
         count = len(model.graph.output)
         trial = python_child(_TRY, str(path.with_name("model")), str(count), *sizes)
-        run_child(trial, f"ncnn cannot run the network{_unknown(made[0])}")
+        # What pnnx could not express still has a type of PyTorch or ONNX.
+        kinds = [line.split()[0] for line in made[0].read_text(encoding="utf-8").splitlines()[2:] if line.strip()]
+        foreign = sorted({kind for kind in kinds if "." in kind or "::" in kind})
+        unknown = f", which has no layer for {', '.join(foreign)}" if foreign else ""
+        run_child(trial, f"ncnn cannot run the network{unknown}")
         for file, suffix in zip(made, (PARAM, BIN), strict=True):
             target.with_name(f"{target.name}{suffix}").write_bytes(file.read_bytes())
     return names, count
@@ -119,13 +123,6 @@ def _slices_as_pooling(graph: Any) -> None:
             graph.node.insert(place, pool)
 
 
-def _unknown(param: Path) -> str:
-    """Which layers of a network pnnx could not express: their types are still those of PyTorch or ONNX."""
-    kinds = [line.split()[0] for line in param.read_text(encoding="utf-8").splitlines()[2:] if line.strip()]
-    foreign = sorted({kind for kind in kinds if "." in kind or "::" in kind})
-    return f", which has no layer for {', '.join(foreign)}" if foreign else ""
-
-
 def open_files(path: Path, threads: int) -> Any:
     """The network of the pair `path`.ncnn.param and `path`.ncnn.bin that `convert_onnx` wrote."""
     import ncnn
@@ -139,8 +136,8 @@ def open_files(path: Path, threads: int) -> Any:
     return network
 
 
-def program(network: Any, names: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> OnnxProgram:
-    """The part of a network that leads from these inputs (which have `names` for callers) to these outputs.
+def program(network: Any, names: Sequence[str], count: int, skipped: tuple[int, int] = (0, 0)) -> OnnxProgram:
+    """The part of a network that leads from these inputs to `count` outputs, the first ones that are not `skipped`.
 
     ncnn takes one image at a time, and computes only what an output needs.
     """
@@ -148,12 +145,12 @@ def program(network: Any, names: Sequence[str], inputs: Sequence[str], outputs: 
 
     def one_image(arrays: list[Any]) -> list[Any]:
         taker = network.create_extractor()
-        for name, array in zip(inputs, arrays, strict=True):
-            if taker.input(name, ncnn.Mat(array).clone()):  # in memory of its own: it reads whole vectors
+        for place, array in enumerate(arrays, skipped[0]):
+            if taker.input(f"in{place}", ncnn.Mat(array).clone()):  # in memory of its own: it reads whole vectors
                 raise ModelError("ncnn does not take an input of this shape")
         values = []
-        for name in outputs:
-            code, out = taker.extract(name)
+        for place in range(skipped[1], skipped[1] + count):
+            code, out = taker.extract(f"out{place}")
             if code:
                 raise ModelError(f"ncnn cannot run the network (code {code})")
             values.append(np.array(out))
@@ -167,8 +164,7 @@ def program(network: Any, names: Sequence[str], inputs: Sequence[str], outputs: 
 
 
 def _open(content: bytes, threads: int) -> OnnxProgram:
-    network, names, count = _converted(content, threads)
-    return program(network, names, [f"in{n}" for n in range(len(names))], [f"out{n}" for n in range(count)])
+    return program(*_converted(content, threads))
 
 
 def _converted(content: bytes, threads: int) -> tuple[Any, list[str], int]:
@@ -193,13 +189,11 @@ def _open_together(contents: Sequence[bytes], threads: int) -> list[OnnxProgram]
     first = models[0]
     model = helper.make_model(merged, opset_imports=first.opset_import, ir_version=first.ir_version)
     network, names, _ = _converted(model.SerializeToString(), threads)
-    counts = [(len(graph.input), len(graph.output)) for graph in graphs]
-    programs, begin, out = [], 0, 0
-    for takes, gives in counts:
-        inputs = [f"in{n}" for n in range(begin, begin + takes)]
-        outputs = [f"out{n}" for n in range(out, out + gives)]
-        programs.append(program(network, names[begin : begin + takes], inputs, outputs))
-        begin, out = begin + takes, out + gives
+    programs, inputs, outputs = [], 0, 0
+    for graph in graphs:
+        end = inputs + len(graph.input)
+        programs.append(program(network, names[inputs:end], len(graph.output), (inputs, outputs)))
+        inputs, outputs = end, outputs + len(graph.output)
     return programs
 
 

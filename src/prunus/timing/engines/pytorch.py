@@ -1,4 +1,4 @@
-"""PyTorch with torch.compile."""
+"""PyTorch as it is, and with torch.compile."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def _compiled(model: nn.Module, example: Any, threads: int) -> PreparedModel:
     return PreparedModel(partial(call, compiled), device_of(model), compile_for)
 
 
+EAGER = Engine(
+    name="eager",
+    help="PyTorch as it is",
+    make=lambda model, example, threads: PreparedModel(partial(call, model), device_of(model)),
+)
 COMPILE = Engine(
     name="compile",
     help="PyTorch with torch.compile, which needs a C++ compiler",
