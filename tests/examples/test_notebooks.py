@@ -20,6 +20,8 @@ from prunus.run import final_timing
 final_timing.ROW_SECONDS = final_timing.time_in_engines.__kwdefaults__["seconds"] = 0.05
 """
 NUMBER = re.compile(r"[-+]?\d[\d.,]*( [KM]\b)?")
+# What a moment of timing says, on a machine that may be busy.
+SPEED = re.compile(r"^(?:#x as fast|slower|no measurable difference) in (\w+) at batch #(?:: #x)? ")
 
 
 def cells(path: Path) -> list[Any]:
@@ -29,7 +31,7 @@ def cells(path: Path) -> list[Any]:
 
 
 def shape(cell: Any) -> list[str]:
-    """What a cell prints and draws: kinds of output, and the first line of a text without its numbers.
+    """What a cell prints and draws: kinds of output, and the first line of a text without numbers and measured speed.
 
     Further lines may differ between processors, which round differently: a unit more in a plan, a row for top-5.
     """
@@ -37,7 +39,8 @@ def shape(cell: Any) -> list[str]:
     for output in cell.outputs:
         text = output.get("text") or output["data"]["text/plain"]
         is_picture = "image/png" in output.get("data", {})
-        found.append("picture" if is_picture else " ".join(NUMBER.sub("#", text.splitlines()[0]).split()))
+        line = " ".join(NUMBER.sub("#", text.splitlines()[0]).split())
+        found.append("picture" if is_picture else SPEED.sub(r"speed in \1 ", line))
     return found
 
 

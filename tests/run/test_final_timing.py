@@ -39,6 +39,7 @@ def timed(before: float, after: float, **how: Any) -> EngineSpeed:
     return row
 
 
+@pytest.mark.timing
 def test_a_network_of_half_the_time_is_twice_as_fast_in_processor_time() -> None:
     row = timed(0.006, 0.003)
     assert row.ratio == pytest.approx(2, abs=0.15) and row.low <= row.ratio <= row.high
