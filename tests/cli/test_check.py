@@ -58,7 +58,8 @@ def test_a_network_and_its_images(place: Path) -> None:
     load_weights(model, place / "lenet5.safetensors")
     assert_accuracy(found["accuracy"]["quality"], model, images.loader("holdout", 256))
     speed, run = found["speed"], found["run"]
-    assert speed["batch_size"] == 128 and 0 < speed["forward"] < speed["train"]
+    assert 2 <= speed["batch_size"] <= 128  # fewer where the machine is busy
+    assert 0 < speed["forward"] < speed["train"]
     assert run["epoch"] == pytest.approx(
         (speed["train"] + speed["forward"]) * images.count("train") + speed["forward"] * images.count("holdout")
     )
