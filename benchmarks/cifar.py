@@ -18,8 +18,10 @@ Several values are separated by commas, and every combination is a row. Half of 
 decide, and choose the best epoch; the other half is read for the figures. `--fit "temperature=4 views=1"` passes
 settings to `prunus.fit`, `--set "num_images=5000"` to `prunus.compress`, and --num-images makes short epochs. With
 --rounds R, the epochs are divided among R rounds. --time ENGINE:BATCH times each result beside the original network, on
-one thread in processor time. Rows are written one by one, and a row that the file holds is not measured again; with
---work, networks and checkpoints are kept there, and an interrupted row goes on.
+one thread in processor time. --mimic STEPS goes on from the repaired network (`start`) towards the original one,
+without labels. --num-train is the number of training images for everything. Rows are written one by one, and a row that
+the file holds is not measured again; with --work, networks and checkpoints are kept there, and an interrupted row goes
+on.
 
 With --work, predictions.safetensors in the row's folder keeps which held-out and test images are right: before, and at
 the best and the last epoch. The row then also has `last`: the last epoch's accuracy on the held-out images, on the
@@ -69,6 +71,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ranked": {"metric": "gsd_reader", "split": "algorithm1"},
 }
 TOOLS = ("torch-pruning:", "onnxsim:", "modelopt:")
+DEFAULTS = {"rounds": 1, "num_images": None, "units": "inner", "teacher": True, "mimic": 0, "num_train": None}
 KEY = ("network", "method", "goal", "repair", "epochs", "seed", "settings")  # what makes a row another row
 
 
@@ -101,8 +104,8 @@ def opened(args: argparse.Namespace) -> Images:
     return Images(
         model,
         torch.zeros(1, *data.shape),
-        lambda seed: data.loader("train", BATCH, augment=True, shuffle=True, seed=seed),
-        data.loader("train", 250),
+        lambda seed: data.loader("train", BATCH, augment=True, shuffle=True, seed=seed, limit=args.num_train),
+        data.loader("train", 250, limit=args.num_train),
         data.loader("holdout", 250, limit=args.num_held_out),
         data.loader("test", 250),
     )
@@ -182,6 +185,7 @@ class Bench:
             return self.cut_equally(key, float(value))
         settings: dict[str, Any] = {"target" if goal == "macs" else goal: float(value), "repair": key["repair"]}
         settings["timing"] = False  # --time does it
+        unmimicked = {name: value for name, value in key["settings"].items() if name != "mimic" or not self.args.mimic}
         if key["method"] != "ours":  # criteria and splits are compared at any width, as the paper does
             settings["round_to"] = 1
         if goal == "speedup":
@@ -202,7 +206,7 @@ class Bench:
             score_on=self.images.plain,
             example=self.images.example,
             seed=key["seed"],
-            folder=self.folder(key, "pruned"),
+            folder=self.folder({**key, "settings": unmimicked}, "pruned"),
             **{**settings, **self.settings},
         )
         return result.model
@@ -296,6 +300,9 @@ class Bench:
             start = self.peer(key) if key["method"].startswith(TOOLS) else self.compressed(key)
         row: Row = {**key, "before": {part: self._base(part) for part in ("holdout", "test")}}
         last = start
+        if self.args.mimic:
+            row["start"] = self.accuracy(start)
+            last, row["mimic"] = self.mimicked(key, start, row["start"]["holdout"])
         if self.args.epochs and self.args.rounds == 1:
             row["start"] = self.accuracy(start)
             fitted = prunus.fit(
@@ -319,6 +326,22 @@ class Bench:
             pairs = [(engine, int(batch)) for engine, batch in (each.split(":") for each in self.args.time)]
             row["speedup"] = {f"{engine}, batch {batch}": self.timed(last, engine, batch) for engine, batch in pairs}
         return row
+
+    def mimicked(self, key: Row, start: nn.Module, held_out: float) -> tuple[nn.Module, Row]:
+        """What `--mimic` of a run does: the repaired network stays if held-out accuracy is lower in the end."""
+        done = prunus.mimic(
+            start,
+            self.images.model,
+            self.train(key["seed"]),
+            self.images.holdout,
+            self.args.mimic,
+            seed=key["seed"] + 1,
+            checkpoint_dir=self.folder(key, "mimic"),
+        )
+        how = {"steps": done.steps, "lr": done.lr, "losses": done.losses, "seconds": round(done.seconds)}
+        mine, labels = answers(done.model, self.images.holdout)
+        kept = percent(mine == labels)
+        return (done.model if kept >= held_out else start), {**how, "kept": kept >= held_out}
 
     def completed(self, key: Row, row: Row, result: nn.Module) -> Row:
         """The row with the last epoch's accuracy; writes which images are right."""
@@ -450,7 +473,7 @@ def _settings(text: str) -> dict[str, Any]:
 def keys(args: argparse.Namespace) -> Iterator[Row]:
     """What makes each row of the call."""
     settings: Row = {**_settings(args.set), **(_settings(args.fit) if args.epochs else {})}
-    for name, default in (("rounds", 1), ("num_images", None), ("units", "inner"), ("teacher", True)):
+    for name, default in DEFAULTS.items():
         if getattr(args, name) != default:
             settings[name] = getattr(args, name)
     for method, goal, seed in itertools.product(args.method, args.goal, args.seed):
@@ -489,8 +512,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     found.add_argument("--rounds", type=int, default=1)
     found.add_argument("--units", choices=("inner", "all"), default="inner", help="units that a METRIC prunes")
     found.add_argument("--num-images", type=int, help="images in an epoch; all by default")
+    found.add_argument("--num-train", type=int, help="training images in all; every one by default")
     found.add_argument("--num-held-out", type=int, help="held-out images; all by default")
     found.add_argument("--fit", default="", help="settings of the retraining, such as 'lr=0.02 mixed_precision=bf16'")
+    found.add_argument("--mimic", type=int, default=0, help="steps after the repair, without labels")
     found.add_argument("--set", default="", help="settings of compress, such as 'num_repair_images=500'")
     found.add_argument("--no-teacher", dest="teacher", action="store_false")
     found.add_argument("--engine", default="onnxruntime", help="of a goal in time")

@@ -1,6 +1,6 @@
 """Run as a program: prune, be killed with -9 at random moments, call again until done, and print a JSON report.
 
-    python -m tests.run.kill_and_resume FOLDER
+    python -m tests.run.kill_and_resume FOLDER training|blocks
 
 Torch is imported once; each attempt is a fork of this still idle process, so that a dozen of them take seconds.
 """
@@ -16,7 +16,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,13 +27,21 @@ from prunus.run.folder import RunFolder
 from prunus.util.processes import accelerating
 from tests.run.toys import TEST, contents, run, trained
 
-KILLS = 8
+# Name -> number of kills, and the run.
+JOBS: dict[str, tuple[int, dict[str, Any]]] = {
+    # Three rounds with repair, distillation by kept answers, averaged weights.
+    "training": (8, {"target": 0.5, "rounds": 3, "num_images": 100, "repair": "bn", "views": 1, "ema": 0.5}),
+    # So much that the residual branch must go, in the second of two rounds.
+    "blocks": (4, {"target": 0.85, "rounds": 2, "split": "least_error", "blocks": True, "repair": "solve"}),
+}
 RESULTS = ("model.safetensors", "plan.json")
 Tell = Callable[[], object]
 
 
-def main(folder: Path) -> None:
-    """One unbroken run, then one with KILLS kills, then a call after the end."""
+def main(folder: Path, job: str) -> None:
+    """One unbroken run, then one that is killed again and again, then a call after the end."""
+    kills, settings = JOBS[job]
+    prune = partial(_prune, settings)
     trained()
     with accelerating("cpu", "no"):  # this and the next line import what each fork would import for itself
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
@@ -40,7 +50,7 @@ def main(folder: Path) -> None:
     assert total is not None
     moments, killed = random.Random(11), []
     rounds: list[list[int]] = [[]]  # finished rounds after each kill, for each run from its beginning
-    while len(killed) < KILLS:
+    while len(killed) < kills:
         # After some news (a step of training, a file about to be flushed, ...), at any moment of the next milliseconds;
         # first all over a run, later soon after the start, so that every attempt dies before it ends.
         news = moments.randint(1, max(3, total // (2 + len(killed) // 2)))
@@ -59,8 +69,8 @@ def main(folder: Path) -> None:
     print(json.dumps({**results, "news": total, "killed after": killed, "rounds": rounds, "left over": left}))
 
 
-def prune(folder: Path, tell: Tell) -> None:
-    """Three rounds with dropout, repair, distillation by kept answers, averaged weights and test images."""
+def _prune(settings: dict[str, Any], folder: Path, tell: Tell) -> None:
+    """A job's run, with dropout, retraining with a teacher, and test images."""
     flush = os.fsync
 
     def telling(handle: int) -> None:
@@ -71,17 +81,12 @@ def prune(folder: Path, tell: Tell) -> None:
     run(
         folder,
         trained(dropout=0.3),
-        target=0.5,
-        rounds=3,
         epochs=2,
-        num_images=100,
-        repair="bn",
         distill=True,
-        views=1,
-        ema=0.5,
         test=TEST,
         timing=False,
         progress=lambda *_: tell(),
+        **settings,
     )
 
 
@@ -121,4 +126,4 @@ def _in_a_fork(work: Callable[[Tell], None], kill_after: int | None = None, and_
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -120,10 +120,21 @@ def test_the_whole_command_in_two_processes(tmp_path: Path) -> None:
 
 
 def test_killed_eight_times_and_still_the_same_bits(tmp_path: Path) -> None:
-    report = json.loads(python("-W", "error", "-m", "tests.run.kill_and_resume", tmp_path))
+    report = json.loads(python("-W", "error", "-m", "tests.run.kill_and_resume", tmp_path, "training"))
     assert len(report["killed after"]) == 8
     assert all(finished == sorted(finished) for finished in report["rounds"])  # no finished round was lost
     assert len({count for finished in report["rounds"] for count in finished}) >= 3, report  # killed all over the run
     wanted = {"model.safetensors", "plan.json", "round-03/model.safetensors", "round-01/pictures.safetensors"}
     assert wanted <= report["whole"].keys()
     assert report["whole"] == report["broken"] == report["again"]
+
+
+def test_a_killed_run_that_removes_a_branch_has_the_same_bits(tmp_path: Path) -> None:
+    report = json.loads(python("-W", "error", "-m", "tests.run.kill_and_resume", tmp_path, "blocks"))
+    assert len(report["killed after"]) == 4
+    assert len({count for finished in report["rounds"] for count in finished}) >= 2, report
+    assert {"model.safetensors", "plan.json", "round-02/model.safetensors"} <= report["whole"].keys()
+    assert report["whole"] == report["broken"] == report["again"]
+    assert Plan.load(tmp_path / "broken" / "plan.json").keep["conv1:out"] == ()
+    small = pr.load(tmp_path / "broken", trained(dropout=0.3))
+    assert not {"conv1.weight", "conv2.weight"} & small.state_dict().keys()

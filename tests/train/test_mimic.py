@@ -112,9 +112,28 @@ def test_wrong_numbers_of_steps_no_images_and_nan() -> None:
             pr.mimic(disturbed(), trained(), IMAGES, HOLDOUT, steps=steps)  # type: ignore[arg-type]
     with pytest.raises(pr.RunError, match="no images"):
         pr.mimic(disturbed(), trained(), [], HOLDOUT, steps=4)
+    with pytest.raises(pr.RunError, match="no held-out images"):
+        pr.mimic(disturbed(), trained(), IMAGES, [], steps=4, **SHORT)
     broken = [(torch.full_like(images, float("nan")),) for (images,) in IMAGES]
     with pytest.raises(pr.DataError, match="NaN or infinite"):
         pr.mimic(disturbed(), trained(), broken, HOLDOUT, steps=4, **SHORT)
+    with pytest.raises(pr.DataError, match="NaN or infinite"):
+        pr.mimic(disturbed(), trained(), IMAGES, broken, steps=4, **SHORT)
+    with pytest.raises(pr.DecideError, match="mimic must be at least 0, got -5"):
+        run(target=0.6, mimic=-5)
+
+
+def test_ctrl_c_keeps_the_repaired_network(tmp_path: Path) -> None:
+    words = {"target": 0.6, "repair": "solve", "epochs": 0}
+    repaired = run(tmp_path / "repaired", **words).model
+
+    def stop(phase: str, done: int, _total: int | None, _note: str) -> None:
+        if phase == "round 1: mimic" and done > 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", mimic=24, progress=stop, **words)
+    assert same_state(pr.load(tmp_path / "run" / "round-01", trained()), repaired)
 
 
 def test_parts_go_on_where_the_last_one_ended() -> None:
@@ -126,12 +145,34 @@ def test_parts_go_on_where_the_last_one_ended() -> None:
     assert seen == [[1, 2, 3], [4, 5, 1], [2, 3, 4], [5, 1, 2]]
 
 
+def test_few_images_are_read_again_with_other_crops() -> None:
+    """A part of 7 steps of a loader of 3 batches is three epochs of it, and the next part begins with the fourth."""
+
+    class Loader:
+        def __init__(self) -> None:
+            self.epoch = 0
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            return iter([(self.epoch, place) for place in range(3)])
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    parts = _Parts(Loader(), 7)
+    for part, first in ((0, 0), (1, 3)):
+        parts.set_epoch(part)
+        assert list(parts) == [(first + number // 3, number % 3) for number in range(7)]
+
+
 def test_in_a_run_it_follows_the_repair_and_an_interrupted_one_goes_on(tmp_path: Path) -> None:
-    words = {"target": 0.6, "repair": "solve", "epochs": 0, "mimic": 24}
+    words = {"target": 0.6, "repair": "bn", "split": "uniform", "epochs": 0, "mimic": 24}
     done = run(tmp_path / "run", **words)
     outcome, after = done.rounds[0], done.summary["after"]["holdout"]
     assert outcome.mimicked is not None and outcome.after == outcome.mimicked
-    assert outcome.mimicked.quality >= outcome.pruned.quality and len(outcome.mimic_losses) == 3
+    assert outcome.mimicked.quality >= outcome.pruned.quality and len(outcome.mimic_losses) == 2
     with torch.no_grad():
         outputs = torch.cat([done.model.eval()(images) for images, _ in HOLDOUT])
     labels = torch.cat([labels for _, labels in HOLDOUT])

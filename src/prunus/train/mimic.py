@@ -42,7 +42,7 @@ class Mimicked:
 
     Attributes:
         model: Of all parts the one with the smallest held-out loss; the given network if none is smaller than its loss.
-        losses: Held-out loss before, and after each part of 100 steps.
+        losses: Held-out loss before, and after each part of at most 100 steps.
         steps: The number of steps after which `model` was taken; 0: it is the given network.
         lr: The rate that the test chose.
         seconds: Of the training.
@@ -95,8 +95,8 @@ def mimic(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise RunError(f"steps must be a whole number of at least 1, got {steps!r}")
     likeness = Likeness(model, original, task_of(task), train)
-    part = max(1, min(STEPS_PER_PART, steps, length(train)))
-    parts = math.ceil(steps / part)
+    parts = math.ceil(steps / STEPS_PER_PART)
+    part = math.ceil(steps / parts)
     schedule = Preset("mimic", epochs=parts, lr=lr or LR, batch_size=1, schedule="cosine", warmup=0.3, weight_decay=0.0)
     batches = _Parts(train, part)
     how: dict[str, Any] = {
@@ -198,25 +198,34 @@ def _batches_for(loader: Batches, images: int, task: Task) -> int:
 
 
 class _Parts:
-    """A few batches of a loader at a time: where it does not shuffle, each part goes on where the last one ended."""
+    """Parts of so many steps of a loader, which is read again where it ends: each time in the order and with the crops
+    of another epoch. Where it does not shuffle, each part goes on where the last one ended."""
 
     def __init__(self, loader: Batches, steps: int) -> None:
-        self._loader, self._steps, self._start = loader, steps, 0
+        self._loader, self._steps = loader, steps
+        self._start, self._epoch = 0, 0
         self.order = getattr(loader, "order", loader)
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        left = self._steps
-        for batch in islice(iter(self._loader), self._start, self._start + left):
-            left -= 1
-            yield batch
-        if left:
-            yield from islice(iter(self._loader), left)
+        start, epoch, done = self._start, self._epoch, 0
+        while done < self._steps:
+            before = done
+            for batch in islice(iter(self._loader), start, start + self._steps - done):
+                done += 1
+                yield batch
+            if done == before and not start:  # it gives nothing more
+                return
+            start, epoch = 0, epoch + 1
+            if done < self._steps:
+                set_epoch(self._loader, epoch)
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, part: int) -> None:
         """Tell the loader which part begins."""
-        set_epoch(self._loader, epoch)
+        whole = max(1, length(self._loader))
         in_order = isinstance(self._loader, list | tuple)
-        self._start = (epoch * self._steps) % len(self._loader) if in_order else 0  # type: ignore[arg-type]
+        self._start = part * self._steps % whole if in_order else 0
+        self._epoch = part * math.ceil(self._steps / whole)
+        set_epoch(self._loader, self._epoch)
