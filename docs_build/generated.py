@@ -65,7 +65,7 @@ def names(_: str) -> str:
     """Every public name, as mkdocstrings asks for it, by room; and the options of settings classes as tables."""
     rooms: dict[str, list[str]] = {room: [] for room in ROOMS}
     for name in prunus.__all__:
-        rooms.setdefault(prunus._HOMES[name].split(".")[1], []).append(name)
+        rooms.setdefault(f"{prunus._HOMES[name]}.{name}".split(".")[1], []).append(name)
     parts = []
     for room, found in rooms.items():
         parts += [f"## {ROOMS.get(room, room)}"] if found else []

@@ -21,6 +21,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from prunus.util.registry import import_homes
+
 if TYPE_CHECKING:
     from prunus import studies
     from prunus.deciding.costs import COSTS
@@ -77,80 +79,8 @@ if TYPE_CHECKING:
     from prunus.train.settings import Preset
     from prunus.zoo.onnx.file import from_onnx
 
-# Where the public names live. They are imported when first asked for: `prunus --help` need not wait for torch.
-_HOMES = {
-    "Evaluation": "prunus.tasks.evaluate",
-    "Benched": "prunus.ship.bench",
-    "COSTS": "prunus.deciding.costs",
-    "ChannelGraph": "prunus.graph.channel_graph",
-    "Channels": "prunus.scoring.evidence",
-    "ClassMoments": "prunus.scoring.moments",
-    "Comparison": "prunus.report.compare",
-    "Compressed": "prunus.run.result",
-    "Curve": "prunus.run.curve",
-    "DataError": "prunus.errors",
-    "DecideError": "prunus.errors",
-    "Exported": "prunus.ship.export",
-    "FileError": "prunus.errors",
-    "Fitted": "prunus.train.fit",
-    "Goal": "prunus.deciding.goal",
-    "METRICS": "prunus.scoring.metrics",
-    "Mimicked": "prunus.train.mimic",
-    "ModelError": "prunus.errors",
-    "Plan": "prunus.graph.plan",
-    "PlanError": "prunus.errors",
-    "Preset": "prunus.train.settings",
-    "Quality": "prunus.tasks",
-    "Reader": "prunus.graph.units",
-    "RunError": "prunus.errors",
-    "SPLITS": "prunus.deciding.settings",
-    "ScoreError": "prunus.errors",
-    "Scores": "prunus.scoring.scores",
-    "PrunusError": "prunus.errors",
-    "Sensitivity": "prunus.deciding.sensitivity",
-    "Settings": "prunus.run.settings",
-    "Statistics": "prunus.scoring.collect",
-    "TASKS": "prunus.tasks",
-    "Task": "prunus.tasks",
-    "Timing": "prunus.timing.latency",
-    "TraceError": "prunus.errors",
-    "Unit": "prunus.graph.units",
-    "Writer": "prunus.graph.units",
-    "agreement": "prunus.tasks.agreement",
-    "bench": "prunus.ship.bench",
-    "bibtex": "prunus.scoring.citations",
-    "collect": "prunus.scoring.collect",
-    "compare": "prunus.report.compare",
-    "compress": "prunus.run.compress",
-    "curve": "prunus.run.curve",
-    "decide": "prunus.deciding.splits",
-    "detection": "prunus.tasks.detection",
-    "evaluate": "prunus.tasks.evaluate",
-    "export": "prunus.ship.export",
-    "fit": "prunus.train.fit",
-    "fold_batch_norm": "prunus.ship.fold",
-    "from_onnx": "prunus.zoo.onnx.file",
-    "keep_classes": "prunus.graph.outputs",
-    "latency": "prunus.timing.latency",
-    "load": "prunus.graph.files",
-    "mimic": "prunus.train.mimic",
-    "one_stage": "prunus.tasks.one_stage",
-    "prune": "prunus.graph.channel_graph",
-    "register_rule": "prunus.graph.rules.rulebook",
-    "regression": "prunus.tasks.builtin",
-    "repair": "prunus.repairing.repair",
-    "repair_each": "prunus.repairing.unit_repair",
-    "rules": "prunus.graph.rules",
-    "save": "prunus.graph.files",
-    "score": "prunus.scoring.score",
-    "segmentation": "prunus.tasks.builtin",
-    "sensitivity": "prunus.deciding.sensitivity",
-    "studies": "prunus.studies",
-    "trace": "prunus.graph.channel_graph",
-    "ultralytics": "prunus.ship.ultralytics",
-    "uniform": "prunus.deciding.splits",
-    "zeroed": "prunus.graph.surgery",
-}
+# They are imported when first asked for: `prunus --help` need not wait for torch.
+_HOMES = import_homes(__file__)
 
 __all__ = [
     "COSTS",
@@ -233,8 +163,9 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("prunus")
     if name not in _HOMES:
         raise AttributeError(f"module 'prunus' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    home = import_module(_HOMES[name])
-    return home if name in ("rules", "studies", "ultralytics") else getattr(home, name)
+    if name in ("rules", "studies", "ultralytics"):  # modules
+        return import_module(f"{_HOMES[name]}.{name}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from prunus.util.registry import import_homes
+
 if TYPE_CHECKING:
     from prunus.plots.channels import channels_shown
     from prunus.plots.separation import separation
@@ -15,23 +17,7 @@ if TYPE_CHECKING:
     from prunus.studies.table_study import table
     from prunus.studies.timing_study import timing
 
-# Modules of the public names, imported on first use as in prunus itself.
-_HOMES = {
-    "EffectivenessSettings": "prunus.studies.settings",
-    "Provenance": "prunus.studies.folder",
-    "SensitivityStudySettings": "prunus.studies.settings",
-    "StudyFolder": "prunus.studies.folder",
-    "TimingSettings": "prunus.studies.settings",
-    "channels_shown": "prunus.plots.channels",
-    "effectiveness": "prunus.studies.effectiveness_study",
-    "published": "prunus.studies.recipes",
-    "read_study": "prunus.studies.folder",
-    "sensitivity": "prunus.studies.sensitivity_study",
-    "separation": "prunus.plots.separation",
-    "structure": "prunus.studies.structure_study",
-    "table": "prunus.studies.table_study",
-    "timing": "prunus.studies.timing_study",
-}
+_HOMES = import_homes(__file__)  # imported on first use, as in prunus itself
 
 __all__ = [
     "EffectivenessSettings",
