@@ -518,8 +518,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     found.add_argument("--mimic", type=int, default=0, help="steps after the repair, without labels")
     found.add_argument("--set", default="", help="settings of compress, such as 'num_repair_images=500'")
     found.add_argument("--no-teacher", dest="teacher", action="store_false")
-    found.add_argument("--engine", default="onnxruntime", help="of a goal in time")
-    found.add_argument("--batch", type=int, default=64, help="of a goal in time")
+    found.add_argument("--engine", default="onnxruntime", help="of a latency target")
+    found.add_argument("--batch", type=int, default=64, help="of a latency target")
     found.add_argument("--time", type=_words, default=[], help="ENGINE:BATCH to time each result in")
     return found
 

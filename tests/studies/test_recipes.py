@@ -206,11 +206,6 @@ def test_files_that_are_not_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
         load_recipe("vgg16-cifar10")
 
 
-def test_values() -> None:
-    texts = {"3": 3, "0.5": 0.5, "true": True, '["a"]': ["a"], "test:0.5": "test:0.5", "gsd,di": "gsd,di"}
-    assert {text: parse_value(text) for text in texts} == texts
-
-
 GROUPS = published().groups
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prunus.errors import DecideError, PrunusError
-from prunus.util.options import check, names, normalise, numbers, option, options_of, plain, replaced
+from prunus.util.options import check, names, normalise, numbers, option, options_of, parse_value, plain, replaced
 from prunus.util.registry import Entry
 
 
@@ -82,3 +82,8 @@ def test_lists_in_text() -> None:
     assert numbers("0.1,0.25 3") == (0.1, 0.25, 3.0)
     with pytest.raises(PrunusError, match=r"numbers separated by commas, such as 0\.1,0\.2; got '0\.1;0\.2'"):
         numbers("0.1;0.2")
+
+
+def test_values_as_they_are_typed() -> None:
+    texts = {"3": 3, "0.5": 0.5, "true": True, '["a"]': ["a"], "test:0.5": "test:0.5", "gsd,di": "gsd,di"}
+    assert {text: parse_value(text) for text in texts} == texts

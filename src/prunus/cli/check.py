@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prunus.run.checkup import Checkup
 
 INDENT = 10  # columns
-PARTS = {"train": "for training", "holdout": "held out", "test": "for testing"}
+PART_TEXTS = {"train": "for training", "holdout": "held out", "test": "for testing"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _print(name: str, result: Checkup) -> None:
             "speed decides",
         )
     if result.images:
-        counts = ", ".join(f"{number:,} {PARTS[part]}" for part, number in result.images.items())
+        counts = ", ".join(f"{number:,} {PART_TEXTS[part]}" for part, number in result.images.items())
         _line("images", f"{counts}; {result.classes} classes" if result.classes else counts)
     if result.accuracy is not None:
         text, measured = result.quality, result.accuracy
@@ -130,7 +130,7 @@ def _print(name: str, result: Checkup) -> None:
         _line("a run", f"about {duration(result.run.whole)} for --target, without retraining: {spent}")
         _line(
             "",
-            f"each of --epochs takes {duration(result.run.epoch)} more; a goal in time measures the layers too, once",
+            f"each of --epochs takes {duration(result.run.epoch)} more; a latency target measures the layers too, once",
         )
     if speed.memory is not None:
         _line("memory", f"about {speed.memory / 2**20:,.0f} MB, with 128 images in a training step")

@@ -14,7 +14,6 @@ from prunus.cli.console import Answer, Early, console, existing_file, friendly, 
 from prunus.cli.images import DataOptions, task_on
 from prunus.cli.network import MODEL_HELP, NamedModel, check_model_name, open_graph, open_network, resolve
 from prunus.cli.options import (
-    PARTS,
     Classes,
     DeviceOptions,
     LayerTimeOptions,
@@ -35,7 +34,7 @@ from prunus.timing.engines import ENGINES, default_engine
 from prunus.util.files import SCORES, SENSITIVITY, refuse_others, refuse_overwriting
 from prunus.util.options import names, option
 from prunus.util.text import big_number, bytes_text, percent
-from prunus.zoo.names import known_models
+from prunus.zoo.names import PARTS, known_models
 
 if TYPE_CHECKING:
     from prunus.deciding.sensitivity import Sensitivity

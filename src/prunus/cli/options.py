@@ -23,7 +23,7 @@ from prunus.cli.network import MODEL_HELP, check_model_name
 from prunus.errors import PrunusError
 from prunus.util.options import GROUPS, Option, as_typed, check, default_of, option, options_of, parse_value
 from prunus.util.registry import unknown
-from prunus.zoo.names import check_weight_file
+from prunus.zoo.names import PARTS, check_weight_file
 
 if TYPE_CHECKING:
     import torch
@@ -264,8 +264,6 @@ class TrainingImages:
     augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
     batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
 
-
-PARTS = ("train", "holdout", "test")
 
 Classes = Annotated[int | None, typer.Option(help="Number of classes, if it is not the model's default", min=1)]
 Model = Annotated[str, typer.Argument(help=MODEL_HELP), Early(check_model_name)]

@@ -106,8 +106,7 @@ def paper_lines(graph: ChannelGraph, request: Request, named: NamedModel, *, use
         if not options.augment:
             differs.append("augmentation of the training images -> none")
     lines += [f"different from the paper: {text}" for text in differs]
-    holdout = None if user_data else request.data.holdout
-    lines += [f"left open in the paper: {text}" for text in left_open(settings, data, holdout)]
+    lines += [f"left open in the paper: {text}" for text in left_open(settings, data)]
     return [*lines, "left to your loaders: batch size and augmentation"] if user_data else lines
 
 

@@ -131,17 +131,11 @@ def _print_plan(chosen: list[tuple[Recipe, list[Change]]], budget: str, steps: l
             if line not in printed:
                 say(line)
         printed |= set(lines)
-        as_printed = [change for change in changes if change.is_the_papers]
-        for change in as_printed:
-            say(f"as in the paper's formula, without a ridge: {change}")
-        if len(as_printed) == len(changes):
-            other = "other " if recipe.departs or as_printed else ""
-            say(f"\nno {other}setting is changed (budget {budget})")
-        else:
-            say(f"\ndifferent from the paper (budget {budget}):")
-            for change in changes:
-                if not change.is_the_papers:
-                    say(f"  {change}")
+        say(
+            f"\nchanged from the recipe (budget {budget}):" if changes else f"\nno setting is changed (budget {budget})"
+        )
+        for change in changes:
+            say(f"  {change}")
     say("\ncommands:")
     for words in steps:
         say(f"  {shlex.join(['prunus', *words])}")

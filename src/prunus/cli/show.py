@@ -11,12 +11,13 @@ import typer
 from prunus.cli.console import Answer, Early, choice, default_folder, friendly, say
 from prunus.cli.images import DataOptions
 from prunus.cli.network import DEMO_DATA, DEMO_MODEL, MODEL_HELP, check_model_name, demo_network, open_model, resolve
-from prunus.cli.options import PARTS, DeviceOptions, Weights, typed_options
+from prunus.cli.options import DeviceOptions, Weights, typed_options
 from prunus.deciding.settings import StreamSettings
 from prunus.errors import DataError
 from prunus.plots.settings import ChannelsFigureSettings, SeparationSettings
 from prunus.util.files import refuse_others
 from prunus.util.options import option, options_of
+from prunus.zoo.names import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.graph.plan import Plan
     from prunus.studies.folder import Provenance
-    from prunus.studies.timing_study import LayerTimes
+    from prunus.studies.timing_study import ScoringTimes
     from prunus.util.batches import Batches
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -465,7 +465,7 @@ def timing(
     return results_in(folder.path, times.rows)
 
 
-def _print_times(times: LayerTimes) -> None:
+def _print_times(times: ScoringTimes) -> None:
     """One line per layer: its size, then the seconds of every metric."""
     metrics = list(dict.fromkeys(row["metric"] for row in times.rows))
     layers: dict[str, dict[str, Any]] = {}

@@ -129,7 +129,7 @@ def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[
     whole = _start(seen.layer, norm)
     weight = whole.weight
     fitted, held_out = (
-        part.narrowed(columns, weight, whole.constant) if part.rows else part for part in (seen.fitted, seen.held)
+        part.narrowed(columns, weight, whole.constant) if part.rows else part for part in (seen.fitted, seen.held_out)
     )
     index = columns[:, None].expand(-1, weight.shape[1], -1)
     ridges = CAREFUL if too_few_rows(columns.shape[1], seen.rows) else RIDGES
@@ -246,7 +246,7 @@ class _Solver:
         few = too_few_rows(weights, rows.rows)
         if few:
             self.few.append((name, weights, rows.rows))
-        fit = choose(rows.fitted, rows.held, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
+        fit = choose(rows.fitted, rows.held_out, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
         if fit is None or not bool(torch.isfinite(fit.weight).all()):
             logger.warning("%s: the equations have no solution; it is pruned but not solved", name)
             return

@@ -14,7 +14,7 @@ from prunus.errors import FileError
 from prunus.plots.style import data_uri
 from prunus.report.charts import inline
 from prunus.report.page import Cell, Table, render_page, setting_text
-from prunus.studies.folder import STUDY, TABLE, read_study
+from prunus.studies.folder import RESULT, TABLE, read_study
 from prunus.util import files
 from prunus.util.files import held_by
 
@@ -43,7 +43,7 @@ def render_study(folder: Path) -> str:
         )
     except (KeyError, TypeError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise FileError(f"{folder / STUDY} has unexpected content: {what}") from error
+        raise FileError(f"{folder / RESULT} has unexpected content: {what}") from error
 
 
 def _embedded(path: Path, alt: str) -> Markup:
@@ -52,7 +52,7 @@ def _embedded(path: Path, alt: str) -> Markup:
         return inline(path.read_text(encoding="utf-8"), alt)
     picture = path.with_suffix(".png")
     if not picture.is_file():
-        raise FileError(f"{path} is missing, although {STUDY} lists it; run the study's command again to draw it")
+        raise FileError(f"{path} is missing, although {RESULT} lists it; run the study's command again to draw it")
     return Markup('<img src="{}" alt="{}">').format(data_uri(picture.read_bytes()), alt)
 
 

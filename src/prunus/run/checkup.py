@@ -34,10 +34,10 @@ from prunus.timing.layer_timing import latency_table
 from prunus.util.batches import Batches, call, count_images, device_of, move, order_channels_last, to_device
 from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import evaluating, generators_kept
-from prunus.zoo.data import ImageData, Part
+from prunus.zoo.data import ImageData
 from prunus.zoo.images import FileImages
+from prunus.zoo.names import PARTS, Part
 
-PARTS = ("train", "holdout", "test")
 NEEDED = {"train": "training", "holdout": "held-out"}  # part -> its name in messages
 LOOKED_AT = 256  # training images
 EVALUATED, SECONDS = 2000, 5.0  # held-out images at most, and about the time for them
@@ -210,7 +210,7 @@ def _look_at_images(
     model: nn.Module, example: Any, data: CheckedData | None, trained: bool, task: Task
 ) -> tuple[Any, dict[str, int], list[str], list[str]]:
     """A batch of training images, or of noise; the number of images in each part; problems, and notes."""
-    parts = {} if data is None else {part: number for part in PARTS if (number := data.count(part))}
+    parts: dict[str, int] = {} if data is None else {part: number for part in PARTS if (number := data.count(part))}
     if data is not None and "train" in parts:
         with generators_kept():
             batch = next(iter(some(data, "train", LOOKED_AT, task)))

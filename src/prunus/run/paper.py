@@ -17,7 +17,6 @@ from prunus.tasks import DEFAULT_TASK
 from prunus.train.settings import FineTuning, preset_of
 from prunus.util.options import as_typed, default_of
 from prunus.util.text import count
-from prunus.zoo.names import parse_holdout
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -259,103 +258,31 @@ def _range(low: float, high: float, decimals: int = 0) -> str:
 # -- what the paper leaves open, and what happens here, in the words of `prune --paper` and the recipes
 
 PAPERS_DATA = ("cifar10", "cifar100", "imagenet")  # that the paper prunes networks on
-DEFAULT_RIDGE = "0.05, from the first author's later code"
-TAPS = {
-    "reader": "after it, where the next layer reads them, as in the first author's later code",
-    "before_activation": "before it",
+OPEN = {  # the names by which recipe files call these sentences
+    "ridge": "G-SD divides by variances, which are 0 where a channel is dead for a class: its denominators have a "
+    "ridge of 0.05, from the first author's later code, unless the metric says another. gsd:ridge=0 leaves it out.",
+    "tap": "Whether G-SD sees activations before or after the ReLU is not given: after it, where the next layer reads "
+    "them, as in the first author's later code, unless the metric says tap=before_activation.",
+    "epochs": "The paper gives one number of fine-tuning epochs: it is used for each round.",
+    "best_epoch": "Which epoch of a fine-tuning is taken is not given: the one with the best held-out accuracy here.",
+    "floor": "How far a layer may shrink is not given: here it keeps at least 2 channels and 10% of its channels.",
+    "k_and_alpha": "k is 'around one-third' of the layers and alpha in [2, 4]: a third and 3 here, unless they are "
+    "given, with as many rounds as necessary. For a given number of rounds, alpha is solved.",
+    "images": "The layers are chosen by validation accuracy; which images is not given, and CIFAR has no validation "
+    "set. Those of --holdout decide here: of the training images, not trained on then (train:SHARE), or of the "
+    "test images, which the report then leaves out (test:SHARE).",
 }
 
 
-@dataclass(frozen=True)
-class OpenChoices:
-    """What a run chooses where the paper leaves it open."""
-
-    ridges: Sequence[Any]  # of every G-SD in the run; None for the default
-    taps: Sequence[Any]  # likewise
-    alpha: Any
-    k: int | None  # None: a third of the units
-    data: str
-    holdout: str | None  # as typed (train:0.1); None for user-provided loaders
-    rounds: int | None = None  # None: as many as necessary
-    retrains: bool = True
-
-
-def open_points(choices: OpenChoices) -> dict[str, str]:
-    """The sentences by the names that recipe files call them by; empty where nothing is left open."""
-    # The paper's formula of G-SD has no ridge, so 0 needs no words.
-    ridges = dict.fromkeys(DEFAULT_RIDGE if each is None else _number(each) for each in choices.ridges if each != 0)
-    ridge = (
-        "G-SD divides by variances, which are 0 where a channel is dead for a class: its denominators have a ridge of "
-        f"{' and '.join(ridges)}. gsd:ridge=0 leaves it out."
-    )
-    taps = dict.fromkeys(TAPS[each or "reader"] for each in choices.taps)
-    tap = f"Whether G-SD sees activations before or after the ReLU is not given. Here: {' and '.join(taps)}."
-    epochs = "The paper gives one number of fine-tuning epochs: it is used for each round."
-    best = "Which epoch of a fine-tuning is taken is not given: the one with the best held-out accuracy here."
-    third = "a third of the units" if choices.k is None else f"k = {choices.k}"
-    here = f"{third} and alpha {_number(choices.alpha)} here, with as many rounds as necessary."
-    if choices.rounds is not None:  # its alpha is solved
-        here = f"{third} here, and the alpha with which {choices.rounds} rounds reach the goal."
-    return {
-        "ridge": ridge if ridges else "",
-        "tap": tap if taps else "",
-        "epochs": epochs if choices.retrains else "",
-        "best_epoch": best if choices.retrains else "",
-        "floor": "How far a layer may shrink is not given: here it keeps at least 2 channels and 10% of its channels.",
-        "k_and_alpha": f"k is 'around one-third' of the layers and alpha in [2, 4]: {here}",
-        "images": _images(choices.data, choices.holdout),
-    }
-
-
-def left_open(settings: Settings, data: str, holdout: str | None) -> tuple[str, ...]:
-    """The sentences for a run by the paper's settings. holdout: as typed; None for user-provided loaders."""
-    ridges, taps = ([option_of(settings, name)] for name in ("ridge", "tap"))
-    retrains = settings.retrains_at_all
-    points = open_points(OpenChoices(ridges, taps, settings.alpha, settings.k, data, holdout, retrains=retrains))
-    known = data.partition(":")[0] in PAPERS_DATA or settings.preset != schedule_for(data)
-    schedule = "" if known else f"The paper has no schedule for {data}: that of its CIFAR experiments is used here."
-    return tuple(sentence for sentence in (*points.values(), schedule) if sentence)
-
-
-def options_in(metrics: str, option: str) -> list[Any]:
-    """An option of every G-SD in metrics as typed, None for the default: ridges [0.0, None] of "gsd:ridge=0,di,gsd"."""
-    named = [word.strip().split(":") for word in metrics.split(",")]
-    return [_options(parts).get(option) for name, *parts in named if name == "gsd"]
-
-
-def only_drops_ridge(was: Any, now: Any) -> bool:
-    """Whether metrics as typed differ only by the ridge of G-SD, which is now 0 as in the paper's formula."""
-    if not isinstance(was, str) or not isinstance(now, str) or was == now:
-        return False
-
-    def without_ridge(word: str) -> str:
-        name, *parts = word.strip().split(":")
-        return name if name == "gsd" and parts and _options(parts) == {"ridge": 0} else word
-
-    return [without_ridge(word) for word in now.split(",")] == was.split(",")
-
-
-def _images(data: str, holdout: str | None) -> str:
-    name = data.partition(":")[0]
-    why = ", and CIFAR has no validation set" if name in ("cifar10", "cifar100") else "; which images is not given"
-    start = f"The layers are chosen by validation accuracy{why}: "
-    if holdout is None:
-        return f"{start}those of your held-out loader decide here."
-    held_out = parse_holdout(holdout)
-    share = f"{100 * held_out.share:g}%"
-    if held_out.source == "none":
-        return f"{start}no images are held out here."
-    if held_out.source == "train":
-        return f"{start}{share} of the training images are held out here, and not used for training."
-    part = "validation" if name == "imagenet" else "test"
-    return (
-        f"{start}{share} of the {part} images decide here, because a trained network has seen the training images. The "
-        "others are for the report."
-    )
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+def left_open(settings: Settings, data: str) -> tuple[str, ...]:
+    """The sentences that are true of a run by the paper's settings."""
+    without = [] if settings.retrains_at_all else ["epochs", "best_epoch"]
+    if option_of(settings, "ridge") == 0:  # as the paper prints it
+        without.append("ridge")
+    sentences = [sentence for name, sentence in OPEN.items() if name not in without]
+    if data.partition(":")[0] not in PAPERS_DATA and settings.preset == schedule_for(data):
+        sentences.append(f"The paper has no schedule for {data}: that of its CIFAR experiments is used here.")
+    return tuple(sentences)
 
 
 # -- differences.md, in the run's folder
@@ -389,7 +316,7 @@ def differences(settings: Settings, about: Mapping[str, Any]) -> str:
     other += [f"{text} (the paper -> this run)" for text in changed]
     if not data:
         other.append("the data set has no name: schedule and number of images are compared with those for CIFAR")
-    open_here = left_open(settings, data or "cifar10", command.get("holdout")) if by_its_method else ()
+    open_here = left_open(settings, data or "cifar10") if by_its_method else ()
     return as_markdown(other, open_here, same)
 
 

@@ -134,7 +134,7 @@ def summarise(
     speed = _speed(context, plan)
     speeds: tuple[EngineSpeed, ...] = ()
     untimed: tuple[str, ...] = ()
-    if settings.timing or settings.for_time:  # a goal in time is nothing without its measured time
+    if settings.timing or settings.for_time:  # a latency target is nothing without its measured time
         speeds, untimed = from_first(
             lambda: time_in_engines(
                 original,

@@ -209,26 +209,26 @@ class SplitRows:
 
     def __init__(self) -> None:
         self.fitted: RegressionSums = KeptRows()
-        self.held: RegressionSums = KeptRows()
+        self.held_out: RegressionSums = KeptRows()
 
     @property
     def rows(self) -> int:
         """Number of rows in all."""
-        return self.fitted.rows + self.held.rows
+        return self.fitted.rows + self.held_out.rows
 
     @cached_property
     def whole(self) -> RegressionSums:
         """All rows together, once all are added."""
-        return together(self.fitted, self.held)
+        return together(self.fitted, self.held_out)
 
     def add(self, num_fitted: int, x: Tensor, y: Tensor) -> None:
         """Add rows x [N, P, groups, ...] and y [N, P, groups, o] of N images, the first `num_fitted` to fit on."""
-        for part, images in ((self.fitted, slice(num_fitted)), (self.held, slice(num_fitted, None))):
+        for part, images in ((self.fitted, slice(num_fitted)), (self.held_out, slice(num_fitted, None))):
             if len(x[images]):
                 part.add(x[images].flatten(0, 1), y[images].flatten(0, 1))
         if isinstance(self.fitted, KeptRows) and self.rows >= math.prod(x.shape[3:]):
-            assert isinstance(self.held, KeptRows)
-            self.fitted, self.held = self.fitted.summed(), self.held.summed()
+            assert isinstance(self.held_out, KeptRows)
+            self.fitted, self.held_out = self.fitted.summed(), self.held_out.summed()
 
 
 def together(*parts: RegressionSums) -> RegressionSums:

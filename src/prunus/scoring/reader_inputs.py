@@ -48,7 +48,7 @@ class LayerInputs(SplitRows):
     @property
     def unprobed(self) -> RegressionSums:
         """The rows of images that are no probe images; all rows if there are too few images for that."""
-        return self.fitted if self.fitted.rows and self.held.rows else self.whole
+        return self.fitted if self.fitted.rows and self.held_out.rows else self.whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ from prunus.util.progress import Progress
 from prunus.util.tables import latex_table
 from prunus.util.typed_json import to_data
 
-STUDY, TABLE, LATEX, ROWS = "study.json", "table.csv", "table.tex", "rows"
+RESULT, TABLE, LATEX, ROWS = "study.json", "table.csv", "table.tex", "rows"
 LONGEST_NAME = 120  # characters of a row's file name; longer keys, and keys with other characters, get a hash
 
 StudyRow = dict[str, Any]
@@ -176,7 +176,7 @@ class StudyFolder(ResumableFolder):
             if latex is None:
                 latex = rows_as_latex(rows, result["columns"], title)
             self.write_text(LATEX, latex)
-            self.write(STUDY, result)
+            self.write(RESULT, result)
         return self.path
 
 
@@ -209,7 +209,7 @@ def as_csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def read_study(folder: str | Path) -> dict[str, Any]:
     """The result of a finished study: what `StudyFolder.finish` wrote."""
-    path = Path(folder) / STUDY
+    path = Path(folder) / RESULT
     if not path.exists() and (Path(folder) / CONFIG).exists():
         raise FileError(f"{path} is missing: the study is not finished; run the same command again to continue it")
     return read_object(path)

@@ -2,7 +2,7 @@
 
 like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of sentences are joined
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
-open = ["what the paper leaves open, and what is used here"]; "{ridge}" is a sentence of `prunus.run.paper`
+open = ["what the paper leaves open, and what is used here"]; "{ridge}" is one of `prunus.run.paper.OPEN`
 departs = ["what is different from the paper at every budget"]
 layers = ["the same, if it is true of the network on any data set"]
 published = "G-SD-B"          the row of the paper's table to compare with
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import FileError, RunError
-from prunus.run.paper import OpenChoices, contradiction, only_drops_ridge, open_points, options_in
+from prunus.run.paper import OPEN, contradiction
 from prunus.run.settings import RARE
 from prunus.util.options import as_typed, check_choice, parse_value
 from prunus.util.registry import unknown
@@ -36,7 +36,6 @@ FOLDER = "files"
 BUDGETS = ("smoke", "cpu", "full")
 FULL = "full"  # the paper's own settings, unchanged
 SENTENCES = ("open", "departs", "layers")
-METRICS = ("metric", "metrics", "by")  # options that name metrics
 WEIGHTS, PATH = "WEIGHTS", "PATH"  # placeholders in printed commands for what the user must provide
 TABLE = ("study", "table")
 PRUNING = ("prune", "study sensitivity")  # commands with the settings of a run
@@ -63,13 +62,8 @@ class Recipe:
 
     @property
     def left_open(self) -> tuple[str, ...]:
-        """What the paper leaves open, and what is used here: sentences that follow the options."""
-        metrics = ",".join(str(self.run.get(key, "")) for key in METRICS)
-        ridges, taps = (options_in(metrics, option) for option in ("ridge", "tap"))
-        data, holdout = str(self.run.get("data", "")), str(self.run.get("holdout", "none"))
-        given: dict[str, Any] = {name: self.run.get(name) for name in ("alpha", "k", "rounds")}
-        points = open_points(OpenChoices(ridges, taps, data=data, holdout=holdout, **given))
-        return tuple(sentence for text in self.open if (sentence := text.format_map(points)))
+        """What the paper leaves open, and what is used here."""
+        return tuple(text.format_map(OPEN) for text in self.open)
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,6 @@ class Change:
     def __str__(self) -> str:
         was = "the default" if self.was is None else self.was
         return f"{self.step}: {self.key} {was} -> {self.now}"
-
-    @property
-    def is_the_papers(self) -> bool:
-        """Whether it only leaves out the ridge of G-SD, which the paper's formula does not have."""
-        return self.key in METRICS and only_drops_ridge(self.was, self.now)
 
 
 def recipe_names() -> tuple[str, ...]:

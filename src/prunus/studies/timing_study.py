@@ -183,7 +183,7 @@ COLUMNS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class LayerTimes:
+class ScoringTimes:
     """Rows with the keys of COLUMNS, unit by unit, and notes on them."""
 
     rows: tuple[StudyRow, ...]
@@ -200,7 +200,7 @@ def timing(
     folder: StudyFolder | None = None,
     progress: Progress | bool | None = None,
     **changes: Any,
-) -> LayerTimes:
+) -> ScoringTimes:
     """Time to score all channels of each unit, with the feature maps of `num_images` images in memory.
 
         times = prunus.studies.timing(graph, loader, metrics=("gsd", "di"), num_images=200)
@@ -232,7 +232,7 @@ def timing(
                         folder.keep(f"{unit}/{name}", kept[unit, name])
     every = [kept[key] for key in keys]
     rows = tuple(row for row in every if row["seconds"] is not None)
-    return LayerTimes(rows, timing_notes(every, chosen.clock), torch.get_num_threads(), chosen.clock)
+    return ScoringTimes(rows, timing_notes(every, chosen.clock), torch.get_num_threads(), chosen.clock)
 
 
 def _row(
@@ -281,7 +281,7 @@ PICTURES = {  # key of the rows -> file, what the title says of the maps, captio
 }
 
 
-def draw_timing(times: LayerTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
+def draw_timing(times: ScoringTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
     """Two pictures for `StudyFolder.finish`: without and with the time for the maps. size: of the input, as text."""
     layers, metrics = (list(dict.fromkeys(row[key] for row in times.rows)) for key in ("layer", "metric"))
     how = ["DI in Gram form where images are fewer than pixels, channels in chunks"] if "di" in metrics else []

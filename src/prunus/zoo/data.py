@@ -22,9 +22,9 @@ from torch import Tensor
 from prunus.errors import DataError
 from prunus.util.registry import unknown
 from prunus.zoo import boxes, folders, formats
-from prunus.zoo.images import FileImages, Images, MemoryImages, Part, divide, stratified
+from prunus.zoo.images import FileImages, Images, MemoryImages, divide, stratified
 from prunus.zoo.loader import Batch, FileLoader, Loader, MemoryLoader, Order
-from prunus.zoo.names import DATA_SETS, NAMES, DataSet, check_data_set, parse_holdout
+from prunus.zoo.names import DATA_SETS, NAMES, DataSet, Part, check_data_set, parse_holdout
 
 __all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load", "locate", "roots"]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from prunus.errors import DataError
 
-Part = Literal["train", "holdout", "test"]
 IntArray = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 RESIZED_AT_ONCE = 4096  # number of images; limits the memory of their float copies

@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prunus.errors import DataError, FileError, ModelError
 from prunus.util.files import read_object
 from prunus.util.registry import unknown
 from prunus.util.typed_json import from_data
 from prunus.util.user_code import is_function_name
+
+Part = Literal["train", "holdout", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True)
