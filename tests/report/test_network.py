@@ -61,7 +61,7 @@ def test_blocks_go_by_the_names_of_layers() -> None:
 
 def test_the_shape_of_a_network_is_that_of_its_code() -> None:
     """resnet8: a stem, three blocks of two convolutions with an addition each, and a classifier."""
-    found = network_shape(pr.trace(create("resnet8", num_classes=3), torch.zeros(1, 3, 32, 32), check=False))
+    found = network_shape(pr.trace(create("resnet8", num_classes=3), torch.zeros(1, 3, 32, 32), check=False)).nodes
     assert [(each.kind, each.name) for each in found] == [
         ("input", "x"),
         ("layer", "conv1"),

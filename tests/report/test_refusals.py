@@ -93,7 +93,7 @@ def test_what_cannot_be_compared(run: Path, runs: Any, error: type[Exception], t
         ("summary.json", "before", {}, "before: 'holdout' is missing"),
         ("summary.json", "layers", [1], "layers: expected an object"),
         ("classes.json", "sizes", [15], "3 values for 1 classes"),
-        ("network.json", "nodes", [{"kind": "layer"}], "has unexpected content: 'name' is missing"),
+        ("network.json", "nodes", [{"kind": "layer"}], r"has unexpected content: nodes\[0\]"),
         ("config.json", "command", "prune", "should be an object"),
         ("config.json", "settings", {"colour": "blue"}, "no setting 'colour'"),
         ("config.json", "settings", {"target": "half"}, "target is 'half', not a number"),

@@ -37,7 +37,7 @@ def test_sums_are_those_of_all_patches_whatever_the_batches() -> None:
         seen = collect_reader_inputs(graph, labelled(images, size))
         found = seen.layers["2"]
         assert seen.num_images == 130 and found.rows == 130 * 4 and isinstance(found.fitted, GramSums)
-        for part, rows in ((found.fitted, x[~held]), (found.held, x[held]), (found.whole, x)):
+        for part, rows in ((found.fitted, x[~held]), (found.held_out, x[held]), (found.whole, x)):
             want = np.cov(rows.reshape(-1, 36).numpy().T, bias=True)
             np.testing.assert_allclose(part.covariance(0), want, rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(part.variances(0), np.diag(want), rtol=1e-9, atol=1e-12)
@@ -65,7 +65,7 @@ def test_few_large_images_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
         found = collect_reader_inputs(graph, images).layers["2"]
     assert sizes == [2] * 15
     np.testing.assert_allclose(found.fitted.covariance(0), want.fitted.covariance(0), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.held.covariance(0), want.held.covariance(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.held_out.covariance(0), want.held_out.covariance(0), rtol=1e-9, atol=1e-12)
 
 
 def test_a_loader_and_a_repair_of_each_unit_give_the_same_scores() -> None:

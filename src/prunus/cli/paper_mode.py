@@ -124,7 +124,7 @@ def _cost(graph: ChannelGraph, images: AnyData, request: Request) -> str:
     if not isinstance(images, UserData):
         some, *_ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
     speed = measure_speed(graph.model, to_device(some, device_of(graph.model)), quiet=True)
-    return str(paper_cost(graph, request.settings, speed, train, held_out))
+    return paper_cost(graph, request.settings, speed, train, held_out)
 
 
 def _images_in(images: AnyData, part: Any) -> int | None:

@@ -21,6 +21,7 @@ from prunus.run.folder import (
     BASE,
     CLASSES,
     CONFIG,
+    NETWORK,
     PROGRESS,
     ROUND_FILE,
     SENSITIVITY_FILE,
@@ -28,7 +29,7 @@ from prunus.run.folder import (
     RunFolder,
     parsed,
 )
-from prunus.run.network_shape import Node, read_network
+from prunus.run.network_shape import NetworkShape, Node
 from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
@@ -126,7 +127,7 @@ def read_run(folder: str | Path) -> FinishedRun:
         pictures=load_pictures(files.round(1) / PICTURES),
         boxes=(files.path / BOXES).read_bytes() if files.has(BOXES) else None,
         classes=read_record(path / CLASSES, ClassTable, CLASSES_FORMAT, 1) if files.has(CLASSES) else None,
-        nodes=read_network(files),
+        nodes=files.record(NETWORK, NetworkShape).nodes if files.has(NETWORK) else (),
         predictions=read_predictions(path / PREDICTIONS),
     )
 

@@ -30,9 +30,9 @@ from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
 from prunus.run.context import Baseline, RunContext, RunData, SharedNetwork, first_image
 from prunus.run.first_look import look_first
-from prunus.run.folder import BASE, ROUND_FILE, SUMMARY, TABLE, RunFolder
+from prunus.run.folder import BASE, NETWORK, ROUND_FILE, SUMMARY, TABLE, RunFolder
 from prunus.run.identity import ANSWERS, layers_digest, network_answers
-from prunus.run.network_shape import write_network
+from prunus.run.network_shape import network_shape
 from prunus.run.paper import DIFFERENCES, differences
 from prunus.run.result import Compressed
 from prunus.run.round import Candidate, Outcome, run_round
@@ -244,7 +244,7 @@ def _base(context: RunContext) -> Evaluation:
         before = folder.record(BASE, Baseline).holdout
     else:
         before = context.base().evaluation
-        write_network(folder, graph)
+        folder.write(NETWORK, network_shape(graph))
         folder.write(BASE, Baseline(before, context.quality, graph.macs))
     if before.num_images == 0:
         raise DataError("the held-out set has no labelled images, and decisions need some")

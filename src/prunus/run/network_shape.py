@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.run.folder import NETWORK, RunFolder
 
-FORMAT, VERSION = "prunus-network", 1
 INPUT, LAYER, JOIN, OUTPUT = "input", "layer", "join", "output"
 
 
@@ -23,8 +20,15 @@ class Node:
     sources: tuple[int, ...]  # places of the nodes that it reads
 
 
-def network_shape(graph: ChannelGraph) -> list[Node]:
-    """The nodes in the order of execution."""
+@dataclass(frozen=True)
+class NetworkShape:
+    """network.json."""
+
+    nodes: tuple[Node, ...]  # in the order of execution
+
+
+def network_shape(graph: ChannelGraph) -> NetworkShape:
+    """The layers of a network, and where their values meet."""
     traced = graph.analysis.traced
     nodes: list[Node] = []
     origin: dict[fx.Node, int] = {}  # call -> the node that its value comes from
@@ -47,19 +51,4 @@ def network_shape(graph: ChannelGraph) -> list[Node]:
             continue
         origin[call] = len(nodes)
         nodes.append(Node(kind, name, sources))
-    return nodes
-
-
-def write_network(folder: RunFolder, graph: ChannelGraph) -> None:
-    """Write network.json."""
-    nodes = [{"kind": node.kind, "name": node.name, "from": node.sources} for node in network_shape(graph)]
-    folder.write(NETWORK, {"format": FORMAT, "version": VERSION, "nodes": nodes})
-
-
-def read_network(folder: RunFolder) -> tuple[Node, ...]:
-    """The nodes in network.json; none if there is no such file."""
-
-    def build(record: dict[str, Any]) -> tuple[Node, ...]:
-        return tuple(Node(each["kind"], each["name"], tuple(each["from"])) for each in record.get("nodes", []))
-
-    return folder.parse(NETWORK, build) if folder.has(NETWORK) else ()
+    return NetworkShape(tuple(nodes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from prunus.errors import DecideError
@@ -16,7 +16,7 @@ from prunus.run.settings import RARE, Settings
 from prunus.tasks import DEFAULT_TASK
 from prunus.train.settings import FineTuning, preset_of
 from prunus.util.options import as_typed, default_of
-from prunus.util.text import count
+from prunus.util.text import count, duration
 
 if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
@@ -164,61 +164,13 @@ def _typed(name: str, asked: Any) -> str:
 PARTIAL = 0.5  # a trial of a unit runs, on average, the half of the network that follows it
 
 
-@dataclass(frozen=True)
-class PaperCost:
-    """What a run by the paper's settings costs on this machine, while nothing else runs on it."""
+def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_images: int, held_out: int) -> str:
+    """What a run by the paper's settings takes on this machine, from its measured speed: lines to print.
 
-    rounds: tuple[int, int] | None  # at least and about at most; None if max_drop alone ends the run
-    epochs: int  # of each round but the last
-    last_epochs: int  # of the last round
-    share: float  # of the network's MACs, removed by the first round
-    ranking_seconds: float  # of a round without its epochs, at the speed of the unpruned network, as are the next
-    epoch_seconds: float
-    speeds: tuple[float, float]  # images per second that were measured: forward, in training
-
-    def epochs_in(self, rounds: int) -> int:
-        """Epochs of all rounds."""
-        return (rounds - 1) * self.epochs + self.last_epochs
-
-    @property
-    def seconds(self) -> tuple[float, float]:
-        """From the fewest rounds, if time falls with the MACs, to the most at the speed of the unpruned network."""
-        if self.rounds is None:  # of one round
-            training = self.epochs * self.epoch_seconds
-            return self.ranking_seconds + training * (1 - self.share), self.ranking_seconds + training
-        fewest, most = self.rounds
-        quick = 0.0
-        for number in range(fewest):
-            left = max(0.0, 1 - number * self.share)
-            epochs = self.last_epochs if number == fewest - 1 else self.epochs
-            quick += left * self.ranking_seconds + max(0.0, left - self.share) * epochs * self.epoch_seconds
-        return quick, most * self.ranking_seconds + self.epochs_in(most) * self.epoch_seconds
-
-    def __str__(self) -> str:
-        """Four short lines."""
-        first = f"a round removes {min(self.share, 1.0):.1%} of the network at first, and less as it shrinks"
-        forward, training = (f"{speed:,.0f}" for speed in self.speeds)
-        measured = f"if nothing else runs (measured now: {forward} images/s forward, {training} in training)"
-        hours = _hours(*self.seconds)
-        if self.rounds is None:
-            return f"{first}:\n{count(self.epochs, 'epoch')} a round, {hours} on this machine\n{measured}"
-        fewest, most = self.rounds
-        last = "" if self.last_epochs == self.epochs else f" (the last of {self.last_epochs:,})"
-        rounds = count(fewest, "round") if fewest == most else f"{fewest:,} to {most:,} rounds"
-        epochs = _range(self.epochs_in(fewest), self.epochs_in(most))
-        return (
-            f"{first}:\n{rounds} of {count(self.epochs, 'epoch')}{last}, {epochs} epochs in all,\n"
-            f"{hours} on this machine {measured};\n"
-            "the lower figure if time falls with the MACs, the higher at the speed of the unpruned network"
-        )
-
-
-def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_images: int, held_out: int) -> PaperCost:
-    """The cost of a run, from the measured speed and the first round's step k x alpha x FLOSS_max.
-
-    The number of rounds is smallest if every round saves as much as the first one. But a channel costs less in a
-    thinner network: in proportion to widths, while MACs are in proportion to their squares. If all widths shrink alike,
-    a step is step x sqrt(MACs left), which makes 2 (1 - sqrt(left)) / step rounds of shares of the network.
+    The first round saves the step k x alpha x FLOSS_max. The number of rounds is smallest if every round saves as much.
+    But a channel costs less in a thinner network: in proportion to widths, while MACs are in proportion to their
+    squares. If all widths shrink alike, a step is step x sqrt(MACs left), which makes 2 (1 - sqrt(left)) / step rounds
+    of shares of the network. The time is that of the most rounds, at the speed of the unpruned network.
     """
     from prunus.deciding.goal import TOLERANCE
     from prunus.deciding.splits import SplitInputs, in_order, step_at_alpha_1
@@ -230,29 +182,24 @@ def paper_cost(graph: ChannelGraph, settings: Settings, speed: Speed, train_imag
     rank = PARTIAL * speed.forward * held_out * len(inputs.names)
     epoch = speed.train * train_images + speed.forward * held_out
     last = settings.epochs if settings.last_epochs is None else settings.last_epochs
-    rounds = None
-    if budget.left is not None:  # the run ends within a tolerance of it
-        left = (budget.left + TOLERANCE * budget.whole) / now
-        counts = ((1 - left) * now / step, 2 * (1 - math.sqrt(left)) * now / step)
-        fewest, most = (max(1, math.ceil(each - 1e-9)) for each in counts)
-        rounds = fewest, most
-    speeds = 1 / speed.forward, 1 / speed.train
-    return PaperCost(rounds, settings.epochs, last, step / now, score + rank, epoch, speeds)
-
-
-def _hours(low: float, high: float) -> str:
-    """A range of durations in one unit, as in the paper's tables: hours with a decimal, not minutes and seconds."""
-    scale, unit = (3600, "hours") if high >= 360 else (60, "minutes") if high >= 60 else (1, "seconds")
-    decimals = 0 if scale == 1 else 1
-    least = 0.1**decimals
-    shown = _range(max(low / scale, least), max(high / scale, least), decimals)
-    return f"{shown} {unit}" if shown != "1" else "1 second"
-
-
-def _range(low: float, high: float, decimals: int = 0) -> str:
-    """Two numbers, or one where they look the same."""
-    texts = dict.fromkeys(f"{value:,.{decimals}f}" for value in (low, high))
-    return " to ".join(texts)
+    first = f"a round removes {min(step / now, 1.0):.1%} of the network at first, and less as it shrinks"
+    measured = (
+        f"if nothing else runs (measured now: {1 / speed.forward:,.0f} images/s forward, {1 / speed.train:,.0f} in "
+        "training)"
+    )
+    if budget.left is None:  # max_drop alone ends the run
+        each = duration(score + rank + settings.epochs * epoch)
+        return f"{first}:\n{count(settings.epochs, 'epoch')} a round, about {each} on this machine\n{measured}"
+    left = (budget.left + TOLERANCE * budget.whole) / now  # the run ends within a tolerance of it
+    counts = ((1 - left) * now / step, 2 * (1 - math.sqrt(left)) * now / step)
+    fewest, most = (max(1, math.ceil(each - 1e-9)) for each in counts)
+    epochs = (most - 1) * settings.epochs + last
+    rounds = count(fewest, "round") if fewest == most else f"{fewest:,} to {most:,} rounds"
+    but = "" if last == settings.epochs else f" (the last of {last:,})"
+    return (
+        f"{first}:\n{rounds} of {count(settings.epochs, 'epoch')}{but}, at most {count(epochs, 'epoch')} in all,\n"
+        f"at most {duration(most * (score + rank) + epochs * epoch)} on this machine {measured}"
+    )
 
 
 # -- what the paper leaves open, and what happens here, in the words of `prune --paper` and the recipes
