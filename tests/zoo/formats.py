@@ -61,13 +61,6 @@ def python_batch(images: Bytes, labels: list[int], key: bytes = b"labels") -> by
     return python2_pickle({b"batch_label": b"a batch", key: labels, b"data": images.reshape(len(images), -1)})
 
 
-def binary_batch(images: Bytes, labels: list[int], coarse: bool = False) -> bytes:
-    records = b""
-    for image, label in zip(images, labels, strict=True):
-        records += (bytes([label // 5]) if coarse else b"") + bytes([label]) + image.tobytes()
-    return records
-
-
 def idx(array: npt.NDArray[Any]) -> bytes:
     head = bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", size) for size in array.shape)
     return head + array.astype(np.uint8).tobytes()
@@ -96,9 +89,6 @@ class TinyCifar:
 
     def python(self) -> dict[str, bytes]:
         return dict(zip(self.named(""), map(python_batch, self.batches, self.labels), strict=True))
-
-    def binary(self) -> dict[str, bytes]:
-        return dict(zip(self.named(".bin"), map(binary_batch, self.batches, self.labels), strict=True))
 
     def png(self) -> dict[str, bytes]:
         files = dict(zip(self.named(".png"), map(png_batch, self.batches), strict=True))

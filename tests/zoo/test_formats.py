@@ -18,7 +18,6 @@ from tests.zoo.formats import Bomb, TinyCifar, TinyMnist, assert_is_tiny, conten
     ("name", "inside", "kind"),
     [
         *(("cifar10", inside, "python") for inside in ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")),
-        ("cifar10", "cifar-10-batches-bin", "binary"),
         ("cifar10", "", "png"),
         *(("mnist", inside, "idx") for inside in ("", "mnist", "MNIST/raw")),
         ("mnist", "", "zipped"),
@@ -41,19 +40,14 @@ def test_batches_pickled_again_by_python_3(tmp_path: Path) -> None:
     assert_is_tiny(data.load("cifar10", tmp_path, holdout="none"), TinyCifar())
 
 
-@pytest.mark.parametrize("kind", ["python", "binary"])
-def test_cifar100_has_fine_labels(tmp_path: Path, kind: str) -> None:
+def test_cifar100_has_fine_labels(tmp_path: Path) -> None:
     images = {"train": formats.random_images(9, 1), "test": formats.random_images(5, 2)}
     labels = {"train": [99, 0, 17, 3, 4, 5, 6, 7, 8], "test": [50, 60, 70, 80, 90]}
     for part in ("train", "test"):
-        if kind == "python":
-            coarse = [label // 5 for label in labels[part]]
-            pixels = images[part].reshape(-1, 3072)
-            batch = python2_pickle({b"data": pixels, b"fine_labels": labels[part], b"coarse_labels": coarse})
-            write_files(tmp_path / "cifar-100-python", {part: batch})
-        else:
-            batch = formats.binary_batch(images[part], labels[part], coarse=True)
-            write_files(tmp_path / "cifar-100-binary", {f"{part}.bin": batch})
+        coarse = [label // 5 for label in labels[part]]
+        pixels = images[part].reshape(-1, 3072)
+        batch = python2_pickle({b"data": pixels, b"fine_labels": labels[part], b"coarse_labels": coarse})
+        write_files(tmp_path / "cifar-100-python", {part: batch})
     found = data.load("cifar100", tmp_path, holdout="none")
     for name in ("train", "test"):
         pixels, numbers = content(found, name)  # type: ignore[arg-type]

