@@ -24,7 +24,7 @@ from prunus.studies.effectiveness_tables import draw_effectiveness, write_correl
 from prunus.studies.sensitivity_study import draw_sensitivity
 from prunus.studies.structure_study import TOTAL, draw_structure
 from prunus.studies.table_study import COLUMNS, ResultsTable, draw_table
-from prunus.studies.timing_study import LayerTimes, draw_timing
+from prunus.studies.timing_study import ScoringTimes, draw_timing
 
 Draw = Callable[[Path], str]  # draws into a folder and returns the file's name
 
@@ -161,7 +161,7 @@ def timing(experiment: str, title: str, size: str, which: int) -> Draw:
 
     def draw(folder: Path) -> str:
         rows = tuple(row for row in read("timing") if row["experiment"] == experiment)
-        return draw_timing(LayerTimes(rows, (), 1, "cpu"), title, size, folder)[which]["file"]
+        return draw_timing(ScoringTimes(rows, (), 1, "cpu"), title, size, folder)[which]["file"]
 
     return draw
 

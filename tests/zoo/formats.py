@@ -17,7 +17,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from prunus.zoo.data import ImageData
-from prunus.zoo.images import MemoryImages, Part
+from prunus.zoo.images import MemoryImages
+from prunus.zoo.names import Part
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from prunus.zoo import data
-from prunus.zoo.images import MemoryImages, Part
+from prunus.zoo.images import MemoryImages
+from prunus.zoo.names import Part
 from tests.zoo.formats import content
 
 PARTS: tuple[Part, ...] = ("train", "holdout", "test")

@@ -12,7 +12,8 @@ from scipy.io import savemat
 
 from prunus.errors import DataError
 from prunus.zoo import data
-from prunus.zoo.images import FileImages, Part
+from prunus.zoo.images import FileImages
+from prunus.zoo.names import Part
 from tests.zoo.formats import random_images, write_picture, write_tree
 
 WNIDS = ("n01440764", "n01443537", "n02086240")

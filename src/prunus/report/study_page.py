@@ -14,7 +14,7 @@ from prunus.errors import FileError
 from prunus.plots.style import data_uri
 from prunus.report.charts import inline
 from prunus.report.page import Cell, Table, render_page, setting_text
-from prunus.studies.folder import RESULT, TABLE, read_study
+from prunus.studies.folder import RESULT, TABLE, cell_text, read_study
 from prunus.util import files
 from prunus.util.files import held_by
 
@@ -58,26 +58,14 @@ def _embedded(path: Path, alt: str) -> Markup:
 
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """All rows, without empty columns. Text sorts in alphabetical order, and missing values come first."""
-    shown = [key for key in columns if any(_shown(row[key]) != "–" for row in rows)]
+    shown = [key for key in columns if any(cell_text(row[key]) != "–" for row in rows)]
     texts = {key: sorted({row[key] for row in rows if isinstance(row[key], str)}) for key in shown}
 
     def cell(key: str, value: Any) -> Cell:
-        rank = texts[key].index(value) if isinstance(value, str) else -math.inf if _shown(value) == "–" else value
-        whole = repr(value) if isinstance(value, float) and _shown(value) != repr(value) else ""
-        return Cell(_shown(value), float(rank), whole)
+        rank = texts[key].index(value) if isinstance(value, str) else -math.inf if cell_text(value) == "–" else value
+        whole = repr(value) if isinstance(value, float) and cell_text(value) != repr(value) else ""
+        return Cell(cell_text(value), float(rank), whole)
 
     cells = [[cell(key, row[key]) for key in shown] for row in rows]
     text_columns = [place for place, key in enumerate(shown) if texts[key]]
     return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=text_columns)
-
-
-def _shown(value: Any) -> str:
-    if value is None or value == "" or value != value:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return str(value)

@@ -181,15 +181,20 @@ class StudyFolder(ResumableFolder):
 
 
 def text_cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells as text, without empty columns; numbers with four digits."""
+    """Headings and cells as text, without empty columns."""
+    shown = [key for key in columns if any(cell_text(row[key]) != "–" for row in rows)]
+    return [columns[key] for key in shown], [[cell_text(row[key]) for key in shown] for row in rows]
 
-    def cell(value: Any) -> str:
-        if value is None or value != value:
-            return "–"
-        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
-    shown = [key for key in columns if any(row[key] not in (None, "") for row in rows)]
-    return [columns[key] for key in shown], [[cell(row[key]) for key in shown] for row in rows]
+def cell_text(value: Any) -> str:
+    """A value of a row as text: numbers with four digits, large ones in full."""
+    if value is None or value == "" or value != value:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def rows_as_latex(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], caption: str) -> str:
