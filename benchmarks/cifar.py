@@ -143,6 +143,7 @@ class Bench:
         self.args, self.images = args, opened(args)
         self.graph = prunus.trace(self.images.model, self.images.example)
         self.fit_settings, self.settings = _settings(args.fit), _settings(args.set)
+        self.speeds: list[Row] = []  # of the last network that prunus pruned, as its run timed it at the end
         self._best: dict[str, str] = {}
         self._scores: dict[int, dict[str, prunus.Scores]] = {}  # by seed and metric
 
@@ -209,6 +210,7 @@ class Bench:
             folder=self.folder({**key, "settings": unmimicked}, "pruned"),
             **{**settings, **self.settings},
         )
+        self.speeds = result.summary["speeds"]
         return result.model
 
     def cut_equally(self, key: Row, ratio: float) -> nn.Module:
@@ -322,6 +324,8 @@ class Bench:
         weights = [sum(p.numel() for p in model.parameters()) for model in (self.images.model, last)]
         row["params_removed"] = round(1 - weights[1] / weights[0], 4)
         row = self.completed(key, row, last)
+        if self.speeds:
+            row["speed"] = self.speeds[0]
         if self.args.time:
             pairs = [(engine, int(batch)) for engine, batch in (each.split(":") for each in self.args.time)]
             row["speedup"] = {f"{engine}, batch {batch}": self.timed(last, engine, batch) for engine, batch in pairs}
