@@ -109,6 +109,8 @@ WITHOUT_TORCH = {
     "export here a.onnx": "here is a folder without plan.json",
     "export no/folder a.onnx": "there is no such folder",
     "bench lenet5=no.pt": "does not exist",
+    "bench small.tflite": "small.tflite is no .onnx file",
+    "prune small.tflite --data digits": "NAME=small.tflite if the file has the weights",
     "bench lenet5 --engine onnxrumtime": "did you mean onnxruntime",
     "bench lenet5 --batch 0": "batch must be at least 1",
     "bench lenet5 --rounds 0": "rounds must be at least 1, got 0",
@@ -149,6 +151,7 @@ def test_wrong_input_is_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "w.pt").touch()
     (tmp_path / "w.txt").touch()
+    (tmp_path / "small.tflite").touch()
     (tmp_path / "pruned").mkdir()
     (tmp_path / "pruned" / "plan.json").touch()
     (tmp_path / "pruned" / "model.safetensors").touch()

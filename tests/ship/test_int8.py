@@ -52,7 +52,7 @@ def test_a_file_that_both_engines_run(tmp_path: Path) -> None:
     images, _ = pictures(6, 2)[0]
     with torch.no_grad():
         wanted = model(images).numpy()
-    for engine in ("onnxruntime", "openvino"):
+    for engine in ("onnxruntime", "onnxruntime-int8", "openvino"):  # a file in integers is run as it is
         found = ENGINES[engine].prepare(OnnxFile(path), example, 1)(images)
         assert np.abs(np.asarray(found[0]) - wanted).max() < 0.02
     benched = bench({"network": model, "int8": OnnxFile(path)}, example, (2,), ("eager", "onnxruntime"), rounds=1)

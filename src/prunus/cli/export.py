@@ -13,8 +13,9 @@ from prunus.cli.images import DataOptions, UserData, task_on
 from prunus.cli.network import NamedModel, Network, check_model_name, open_network, resolve
 from prunus.cli.options import Classes, Without
 from prunus.errors import DataError, ModelError
-from prunus.ship.formats import DEVICE_FORMATS, FORMATS, NUM_CALIBRATION, SUFFIXES, file_format
+from prunus.ship.formats import DEVICE_FORMATS, FORMATS, SUFFIXES, file_format
 from prunus.tasks import task_of
+from prunus.timing.engines import NUM_CALIBRATION
 from prunus.util.files import refuse_overwriting
 from prunus.util.options import option
 from prunus.zoo.names import is_user_data

@@ -140,6 +140,11 @@ def resolve(typed: str, weights: Path | None = None, *, pretrained: bool = False
         return _from_folder(typed, folder)
     if is_onnx(typed) and ("=" not in typed or folder.is_file()):
         return NamedModel(typed, typed)
+    if folder.suffix and folder.is_file():
+        raise ModelError(
+            f"{typed} is no .onnx file, the only files that networks are read from. Give the folder of a run, or "
+            f"NAME={typed} if the file has the weights of the network NAME"
+        )
     name, equals, file = typed.partition("=")
     if not is_onnx(name) and ":" not in name and ("/" in name or name.startswith(".")):
         raise ModelError(

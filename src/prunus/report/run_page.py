@@ -33,7 +33,7 @@ from prunus.report.page import (
 from prunus.report.read import FinishedRun, Round, read_run
 from prunus.report.study_page import is_study, render_study
 from prunus.run.final_timing import how_timed
-from prunus.run.summary import versions
+from prunus.run.summary import qualities, versions
 from prunus.studies.folder import as_csv
 from prunus.tasks import DEFAULT_TASK, UNLABELLED
 from prunus.tasks.quality import ACCURACY, QualityText
@@ -131,10 +131,8 @@ def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
     for speed in summary.speeds[:1]:
         name = f"Time in {speed.place}"
         cards.append((name, milliseconds(speed.after), milliseconds(speed.before), speed.change.replace("x", "×")))
-    for part, a, b in (("Test", was.test, now.test), ("Held-out", was.holdout, now.holdout)):
-        if a is None or b is None:
-            continue
-        name = f"{part} {quality.name}"
+    for part, how, a, b in sorted(qualities(summary), key=lambda row: row[0] != "test"):
+        name = f"{part.capitalize()} {quality.name}{how}"
         note = f"{text.points(b.quality - a.quality, quality)}; {count(b.num_images, 'image')}"
         note += f", each {100 / b.num_images:.2g} points" if quality == ACCURACY else ""
         cards.append((name, quality.shown(b.quality), quality.shown(a.quality), note))
@@ -145,8 +143,10 @@ def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
         ("MACs per image", was.macs, now.macs, ""),
         ("Weights", was.params, now.params, ""),
         ("Bytes on disk", was.bytes, now.bytes, "B"),
+        ("Peak of activations", was.memory or 0, now.memory or 0, "B"),
     ):
-        cards.append((name, big_number(y) + sign, big_number(x) + sign, relative_change(x, y)))
+        if x and y:  # the memory of networks that were not traced is unknown
+            cards.append((name, big_number(y) + sign, big_number(x) + sign, relative_change(x, y)))
     return cards
 
 

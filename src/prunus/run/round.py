@@ -259,7 +259,7 @@ class Measurements:
             return UnitRepair(how, seen)
         return repair_each(
             self.graph,
-            _images(self.context, most=UNIT_IMAGES),
+            repair_images(self.context, most=UNIT_IMAGES),
             how=how,
             seed=self.context.settings.seed,
             progress=lambda done, total: self.context.say(f"{self.label}: score", done, total),
@@ -408,7 +408,7 @@ def _repair(
     repaired = method.run(
         graph,
         plan,
-        _images(context) if method.needs_images else None,
+        repair_images(context) if method.needs_images else None,
         **options,
         seed=settings.seed,
         progress=lambda done, total: context.say(f"{label}: repair", done, total),
@@ -416,7 +416,7 @@ def _repair(
     return repaired, errors
 
 
-def _images(context: RunContext, most: int | None = None) -> Iterator[Any]:
+def repair_images(context: RunContext, most: int | None = None) -> Iterator[Any]:
     """Unlabelled images, a stratified sample (folders are sorted by class). All processes have all of them."""
     settings, task = context.settings, context.task
     count = min(n for n in (settings.num_repair_images, most) if n is not None)

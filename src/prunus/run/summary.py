@@ -20,6 +20,7 @@ from prunus.run.classes import quality_on_test
 from prunus.run.context import RunContext
 from prunus.run.final_timing import EngineSpeed, time_in_engines
 from prunus.run.folder import CONFIG, SUMMARY
+from prunus.run.quantised import Int8Quality, in_integers
 from prunus.run.round import Outcome
 from prunus.run.search import Search, search_of
 from prunus.run.settings import Settings, within
@@ -33,6 +34,7 @@ from prunus.util.text import big_number, bytes_text, percent
 from prunus.util.typed_json import from_data, read_record
 
 FORMAT, VERSION = "prunus-summary", 2
+IN_INTEGERS = " in 8-bit integers"
 REST = "(the rest)"  # what is not a layer: additions, pooling, overhead
 Pair = tuple[int, int]  # before, after
 
@@ -47,6 +49,7 @@ class NetworkFigures:
     params: int
     bytes: int  # of the tensors that are saved
     memory: int | None = None  # bytes of activations for one image at their peak; None if it is not known
+    int8: Int8Quality | None = None  # in 8-bit integers, if the engine computes in them
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,12 @@ def summarise(
     """Everything a report needs. The two networks are timed in turns, and the test images are read here alone."""
     graph, original, settings = context.graph, context.original, context.settings
     cost, models = graph.cost(plan), {"before": original, "after": pruned}
-    tests = quality_on_test(context, models)
+    tests, integers = quality_on_test(context, models), in_integers(context, models)
 
     def figures(name: str, holdout: Evaluation, macs: int, params: int, keep: Keep) -> NetworkFigures:
         size = sum(t.numel() * t.element_size() for t in models[name].state_dict().values())
-        return NetworkFigures(holdout, tests[name], macs, params, size, peak_of(graph, keep))
+        small = integers.quality.get(name)
+        return NetworkFigures(holdout, tests[name], macs, params, size, peak_of(graph, keep), small)
 
     seconds: dict[str, float] = {}
     for outcome in rounds:
@@ -135,6 +139,8 @@ def summarise(
     speeds: tuple[EngineSpeed, ...] = ()
     untimed: tuple[str, ...] = ()
     if settings.timing or settings.for_time:  # a latency target is nothing without its measured time
+        made = [network.prepared for network in integers.networks.values()]
+        ready = {str(settings.engine): (made[0], made[1])} if made else {}
         speeds, untimed = from_first(
             lambda: time_in_engines(
                 original,
@@ -144,6 +150,7 @@ def summarise(
                 batch=settings.batch,
                 threads=settings.threads,
                 others=settings.timing,
+                ready=ready,
                 progress=lambda done, total: context.say("timing", done, total),
             )
         )
@@ -162,7 +169,11 @@ def summarise(
         time=speed,
         removed={"macs": 1 - cost.macs / graph.macs, "params": 1 - cost.params / graph.params},
         quality=context.quality,
-        notes=(*untimed, *_notes(before, rounds, context.quality, settings.solve_only and not settings.mimic)),
+        notes=(
+            *untimed,
+            *integers.notes,
+            *_notes(before, rounds, context.quality, settings.solve_only and not settings.mimic),
+        ),
         rounds=tuple(rounds),
         units=units,
         layers={
@@ -266,9 +277,10 @@ def goal_result(
         time: What is known of a latency target.
         search: The cuts that were tried, if there were several: how sure the drop of its result is.
     """
-    drop, most = quality.factor * (before.holdout.quality - after.holdout.quality), settings.max_drop
-    kept = within(drop, most)
-    limit = f"{most:g} {quality.difference_unit}".rstrip() + f" of held-out {quality.name}" if most is not None else ""
+    was, now = (each.int8 or each for each in (before, after))  # what the engine computes is what is shipped
+    drop, most = quality.factor * (was.holdout.quality - now.holdout.quality), settings.max_drop
+    kept, name = within(drop, most), f"held-out {quality.name}{IN_INTEGERS if after.int8 else ''}"
+    limit = f"{most:g} {quality.difference_unit}".rstrip() + f" of {name}" if most is not None else ""
     kind = next((name for name in settings.given if name != "max_drop"), "max_drop")
     asked, why = float(getattr(settings, kind)), ""
     if kind == "speedup":
@@ -289,9 +301,9 @@ def goal_result(
         text = f"{percent(value)} of all channels removed, {percent(asked)} of every unit asked"
     else:
         value, met = drop, gone > 0
-        lost = f"{quality.size(drop / quality.factor)} of held-out {quality.name} {'lost' if drop >= 0 else 'gained'}"
+        lost = f"{quality.size(drop / quality.factor)} of {name} {'lost' if drop >= 0 else 'gained'}"
         text, point = f"{lost}, at most {most:g} allowed", None if search is None else search.result
-        if point is not None and point.error is not None and point.bound is not None:
+        if point is not None and point.error is not None and point.bound is not None and after.int8 is None:
             text += (
                 f" (standard error {point.error:.2g}; on other images at most {point.bound:.2g} with 95% confidence)"
             )
@@ -330,7 +342,8 @@ def _speed_reached(
 
 def first_line(summary: Summary) -> str:
     """The result in one line: how fast, and how good on test images, or else on held-out ones."""
-    before, after, quality = summary.before, summary.after, summary.quality
+    quality = summary.quality
+    before, after = (each.int8 or each for each in (summary.before, summary.after))
     if not removes_anything(summary):
         text = "nothing was removed: the network is as it was"
     elif summary.speeds:
@@ -340,7 +353,8 @@ def first_line(summary: Summary) -> str:
     part, was, now = "held-out", before.holdout, after.holdout
     if before.test is not None and after.test is not None:
         part, was, now = "test", before.test, after.test
-    return f"{text}, {quality.shown(was.quality)} -> {quality.shown(now.quality)} {part} {quality.name}"
+    how = IN_INTEGERS if summary.after.int8 else ""
+    return f"{text}, {quality.shown(was.quality)} -> {quality.shown(now.quality)} {part} {quality.name}{how}"
 
 
 def removes_anything(summary: Summary) -> bool:
@@ -353,6 +367,17 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
     return from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
 
 
+def qualities(summary: Summary) -> list[tuple[str, str, Evaluation, Evaluation]]:
+    """What was measured before and after: of which images, whether in 8-bit integers, and both evaluations."""
+    found = []
+    for was, now, how in ((summary.before, summary.after, ""), (summary.before.int8, summary.after.int8, " in int8")):
+        if was is not None and now is not None:
+            found.append(("held-out", how, was.holdout, now.holdout))
+            if was.test is not None and now.test is not None:
+                found.append(("test", how, was.test, now.test))
+    return found
+
+
 def headline(summary: Summary) -> list[list[str]]:
     """Rows of (what, before, after, change): speed first."""
     before, after, quality = summary.before, summary.after, summary.quality
@@ -360,15 +385,13 @@ def headline(summary: Summary) -> list[list[str]]:
         [f"ms in {each.place}", f"{1e3 * each.before:.3g}", f"{1e3 * each.after:.3g}", each.change]
         for each in summary.speeds
     ]
-    for part, was, now in (("held-out", before.holdout, after.holdout), ("test", before.test, after.test)):
-        if was is None or now is None:
-            continue
-        change = quality.change(now.quality - was.quality)
-        rows.append([f"{part} {quality.name}", quality.shown(was.quality), quality.shown(now.quality), change])
+    for part, how, was, now in qualities(summary):
+        pairs = {quality.name: (was.quality, now.quality)}
         for name, old in was.details.items():
             if name in now.details and old < 0.999:  # nothing can be said where nearly all images have it
-                title, new = "top-5" if name == "top5" else name, now.details[name]
-                rows.append([f"{part} {title}", quality.shown(old), quality.shown(new), quality.change(new - old)])
+                pairs["top-5" if name == "top5" else name] = old, now.details[name]
+        for title, (old, new) in pairs.items():
+            rows.append([f"{part} {title}{how}", quality.shown(old), quality.shown(new), quality.change(new - old)])
     costs = {"MACs": "macs", "weights": "params", "bytes on disk": "bytes", "bytes of activations": "memory"}
     for title, cost in costs.items():
         old, new = getattr(before, cost), getattr(after, cost)

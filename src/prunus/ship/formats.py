@@ -13,7 +13,6 @@ DEVICE_FORMATS = {"pte": "executorch", "ncnn": "ncnn", "mnn": "mnn", "tflite": "
 Format = Literal["onnx", "pt2", "safetensors", "py", "pte", "ncnn", "mnn", "tflite", "mlpackage"]
 FORMATS = ("onnx", "pt2", "safetensors", "py", *DEVICE_FORMATS)
 SUFFIXES = ".onnx, .pt2, .safetensors, .py, .pte, .ncnn.param, .mnn, .tflite or .mlpackage"
-NUM_CALIBRATION = 200  # images that the ranges of 8-bit integers are measured on
 
 
 def file_format(path: Path, format: str | None = None) -> Format:

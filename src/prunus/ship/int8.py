@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from prunus.errors import DataError, ModelError, RunError
+from prunus.errors import ModelError, RunError
 from prunus.graph.traced import Example
 from prunus.ship.export import check_input
 from prunus.ship.fold import fold_batch_norm
-from prunus.ship.formats import NUM_CALIBRATION
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
 from prunus.tasks.quality import QualityText
-from prunus.timing.engines import ENGINES, require
+from prunus.timing.engines import ENGINES, NUM_CALIBRATION, require
 from prunus.timing.engines.onnxruntime import quantise
+from prunus.timing.int8 import one_by_one
 from prunus.timing.latency import Speedup, latency, repeated, speedup
 from prunus.timing.onnx_export import PACKAGES, OnnxFile, export_onnx
 from prunus.util.batches import Batches, check_batches
@@ -118,11 +116,20 @@ def export_int8(
         report("export", 0, 1, "")
         export_onnx(fold_batch_norm(model, example), example, plain)
         report("export", 1, 1, "")
-        name = OnnxFile(plain).session.get_inputs()[0].name
-        reader = _Calibration(calibration, name, num_calibration, chosen, of("calibration"))
-        quantise(plain, made, reader)
+        seen = 0
+
+        def images() -> Iterator[Any]:
+            nonlocal seen
+            loader = [calibration] if isinstance(calibration, Tensor) else calibration
+            inputs = (unpack_for(chosen, batch, n, labelled=False)[0] for n, batch in enumerate(loader))
+            for image in one_by_one(inputs, num_calibration):
+                seen += 1
+                of("calibration")(seen, num_calibration)
+                yield image
+
+        made.write_bytes(quantise(plain.read_bytes(), images()))
         after = evaluate(OnnxFile(made), holdout, task=chosen, progress=of(f"{text.name} of int8"))
-        done = Int8Export(path, made.stat().st_size, before, after, reader.num_images, {}, text)
+        done = Int8Export(path, made.stat().st_size, before, after, seen, {}, text)
         if done.drop > max_drop + ROUNDING:
             change = f"{text.shown(before.quality)} to {text.shown(after.quality)}"
             raise ModelError(
@@ -153,26 +160,3 @@ def _timed(plain: Path, made: Path, example: Example, report: Callable[[int, int
         speeds[engine.name] = speedup(slow.seconds, fast.seconds)
     report(len(engines), len(engines))
     return speeds
-
-
-class _Calibration:
-    """Images as onnxruntime's tool asks for them: one at a time, so that a fixed number of images does not matter."""
-
-    def __init__(
-        self, batches: Batches, name: str, most: int, task: Task, report: Callable[[int, int | None], None]
-    ) -> None:
-        self.num_images, self._name, self._most, self._report = 0, name, most, report
-        loader = [batches] if isinstance(batches, Tensor) else batches
-        unpacked = (unpack_for(task, batch, index, labelled=False)[0] for index, batch in enumerate(loader))
-        self._images = (image for images in unpacked for image in tree_leaves(images)[0].split(1))
-
-    def get_next(self) -> dict[str, Any] | None:
-        """The next image; None after the last one."""
-        image = next(self._images, None) if self.num_images < self._most else None
-        if image is None:
-            if not self.num_images:
-                raise DataError("there are no images to calibrate int8 on")
-            return None
-        self.num_images += 1
-        self._report(self.num_images, self._most)
-        return {self._name: np.ascontiguousarray(image.cpu().numpy())}

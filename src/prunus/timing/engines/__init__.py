@@ -5,7 +5,7 @@ An engine runs a PyTorch network (`make`), or it reads ONNX (`open_onnx`): the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SelectionForm = Literal["gather", "convolution"]
+NUM_CALIBRATION = 200  # images that the ranges of 8-bit integers are measured on
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Engine(Entry):
     crashes: Callable[[], bool] = lambda: False  # whether running it on this machine would end the process
     on_request: bool = False  # timed only if it is named: its speed on this machine says little about the device
     selection: SelectionForm = "gather"  # how channel selections are written for it, see `prunus.graph.selection`
+    # If it computes in 8-bit integers: the ONNX file in them, with ranges measured on these inputs of one image each.
+    quantise: Callable[[bytes, Iterable[Any]], bytes] | None = None
 
     def prepare(self, model: nn.Module, example: Any, threads: int) -> PreparedModel:
         """Make `model` ready to run. It must be in eval mode, now and as long as the result is used.

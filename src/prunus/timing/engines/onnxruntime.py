@@ -5,39 +5,40 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
+import torch
 
 from prunus.errors import DataError, ModelError
 from prunus.timing.engines import Engine, OnnxProgram
-from prunus.timing.onnx_export import PACKAGES, open_session
+from prunus.timing.onnx_export import PACKAGES, inputs_of, open_session
 
 
-class Reader(Protocol):
-    """Images as onnxruntime's tool asks for them."""
-
-    def get_next(self) -> dict[str, Any] | None:
-        """The next image, by the name of the input; None after the last one."""
-
-
-def quantise(source: Path, target: Path, reader: Reader) -> None:
-    """Write an ONNX file in 8-bit integers, with ranges of activations measured on the reader's images.
+def quantise(content: bytes, images: Iterable[Any]) -> bytes:
+    """An ONNX file in 8-bit integers, with ranges of activations measured on `images`, inputs of one image each.
 
     Weights have a scale for each output channel, and the file holds pairs of QuantizeLinear and DequantizeLinear.
     ModelError if the tool cannot do it.
     """
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-    CalibrationDataReader.register(type(reader))
+    graph = onnx.load_from_string(content).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    reader = _Reader([given.name for given in graph.input if given.name not in weights], iter(images))
+    CalibrationDataReader.register(_Reader)
     in_8_bits = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8}
     level, handlers = logging.root.level, list(logging.root.handlers)
     logging.root.setLevel(logging.ERROR)  # the tool gives advice in the root logger, for which it makes a handler
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")
+            source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+            source.write_bytes(content)
             quantize_static(source, target, reader, quant_format=QuantFormat.QDQ, per_channel=True, **in_8_bits)
+            return target.read_bytes()
     except DataError:
         raise
     except Exception as error:
@@ -47,16 +48,20 @@ def quantise(source: Path, target: Path, reader: Reader) -> None:
         logging.root.handlers[:] = handlers
 
 
-class _RandomImage:
-    """One random image for each input. Times do not depend on the ranges that are measured on it."""
+class _Reader:
+    """Images as onnxruntime's tool asks for them: one at a time, by the names of the inputs; None after the last."""
 
-    def __init__(self, inputs: list[Any]) -> None:
-        draw = np.random.default_rng(0)
-        sizes = {one.name: [size if isinstance(size, int) else 1 for size in one.shape] for one in inputs}
-        self._left = [{name: draw.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}]
+    def __init__(self, names: list[str], images: Iterator[Any]) -> None:
+        self._names, self._images, self._begun = names, images, False
 
     def get_next(self) -> dict[str, Any] | None:
-        return self._left.pop() if self._left else None
+        image = next(self._images, None)
+        if image is None:
+            if not self._begun:
+                raise DataError("there are no images to calibrate int8 on")
+            return None
+        self._begun = True
+        return dict(zip(self._names, inputs_of(image, self._names), strict=True))
 
 
 def _open(content: bytes, threads: int) -> OnnxProgram:
@@ -66,11 +71,15 @@ def _open(content: bytes, threads: int) -> OnnxProgram:
 
 
 def _open_int8(content: bytes, threads: int) -> OnnxProgram:
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        source.write_bytes(content)
-        quantise(source, target, _RandomImage(open_session(content, threads).get_inputs()))
-        return _open(target.read_bytes(), threads)
+    """Of a file in 32-bit numbers, the ranges are those of a random image: times do not depend on them."""
+    import onnx
+
+    shapes = [one.shape for one in open_session(content, threads).get_inputs()]
+    if all(node.op_type != "QuantizeLinear" for node in onnx.load_from_string(content).graph.node):
+        draw = torch.Generator().manual_seed(0)
+        sizes = [[size if isinstance(size, int) else 1 for size in shape] for shape in shapes]
+        content = quantise(content, [tuple(torch.randn(size, generator=draw) for size in sizes)])
+    return _open(content, threads)
 
 
 ONNXRUNTIME = Engine(
@@ -82,8 +91,9 @@ ONNXRUNTIME = Engine(
 )
 ONNXRUNTIME_INT8 = Engine(
     name="onnxruntime-int8",
-    help="onnxruntime on the CPU in 8-bit integers, for times; export --int8 has the accuracy",
+    help="onnxruntime on the CPU in 8-bit integers",
     open_onnx=_open_int8,
+    quantise=quantise,
     requires=PACKAGES,
     package="onnxruntime",
     on_request=True,
