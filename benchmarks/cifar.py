@@ -143,7 +143,7 @@ class Bench:
         self.args, self.images = args, opened(args)
         self.graph = prunus.trace(self.images.model, self.images.example)
         self.fit_settings, self.settings = _settings(args.fit), _settings(args.set)
-        self.speeds: list[Row] = []  # of the last network that prunus pruned, as its run timed it at the end
+        self.summary: Row = {}  # of the last run
         self._best: dict[str, str] = {}
         self._scores: dict[int, dict[str, prunus.Scores]] = {}  # by seed and metric
 
@@ -204,13 +204,14 @@ class Bench:
             self.images.model,
             self.train(key["seed"]),
             self.images.holdout,
+            test=self.images.test if self.args.engine.endswith("int8") else None,  # others are read by `accuracy`
             score_on=self.images.plain,
             example=self.images.example,
             seed=key["seed"],
             folder=self.folder({**key, "settings": unmimicked}, "pruned"),
             **{**settings, **self.settings},
         )
-        self.speeds = result.summary["speeds"]
+        self.summary = result.summary
         return result.model
 
     def cut_equally(self, key: Row, ratio: float) -> nn.Module:
@@ -296,6 +297,7 @@ class Bench:
 
     def row(self, key: Row) -> Row:
         """One row: before, after the cut and its repair (start), and after retraining."""
+        self.summary = {}
         if key["method"] == "none":
             start = self.images.model
         else:
@@ -324,8 +326,13 @@ class Bench:
         weights = [sum(p.numel() for p in model.parameters()) for model in (self.images.model, last)]
         row["params_removed"] = round(1 - weights[1] / weights[0], 4)
         row = self.completed(key, row, last)
-        if self.speeds:
-            row["speed"] = self.speeds[0]
+        if self.summary.get("speeds"):
+            row["speed"] = self.summary["speeds"][0]
+        if self.summary and self.summary["after"]["int8"] is not None:
+            for side in ("before", "after"):
+                figures = self.summary[side]["int8"]
+                parts = [part for part in ("holdout", "test") if figures[part] is not None]
+                row[f"{side} in int8"] = {part: round(100 * figures[part]["quality"], 2) for part in parts}
         if self.args.time:
             pairs = [(engine, int(batch)) for engine, batch in (each.split(":") for each in self.args.time)]
             row["speedup"] = {f"{engine}, batch {batch}": self.timed(last, engine, batch) for engine, batch in pairs}
