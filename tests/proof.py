@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import prunus as pr
@@ -19,7 +20,7 @@ Keep = dict[str, list[int]]
 Bounds = tuple[float, float]
 
 # What FlopCounterMode may call a convolution or a linear layer (bmm is attention, not a layer).
-LAYER_OPS = {"convolution", "_convolution", "addmm", "mm"}
+LAYER_OPS = {"convolution", "_convolution", "addmm", "mm", "bmm"}
 
 
 def call(model: nn.Module, example: Example) -> Any:
@@ -110,12 +111,12 @@ def mask_of(positions: Tensor) -> Any:
 
 
 def counted_macs(model: nn.Module, example: Example, in_layers: Collection[str] | None = None) -> int:
-    """Multiply-adds of conv and linear ops in one forward of the real network: half of PyTorch's own flop count.
+    """Multiply-adds of convolutions, linear layers and products in one forward: half of PyTorch's own flop count.
 
     in_layers: only those of convolution and linear modules and of the modules that own weights of these names, not of
         other code that calls the same operations on its own.
     """
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call(model, copy.deepcopy(example))
     counts = counter.get_flop_counts()
     modules = ["Global"]

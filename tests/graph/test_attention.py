@@ -139,6 +139,22 @@ def test_everything_at_once_is_exact_and_can_be_pruned_again(streams: str) -> No
     assert proof.relative_error(proof.outputs(both, IMAGE), proof.outputs(smaller, IMAGE)) < 1e-12
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_products_are_counted(way: str) -> None:
+    """Queries by keys and weights by values, of each head: tokens x tokens x size, or size x size x tokens."""
+    model = network(way)
+    graph = prunus.trace(model, IMAGE)
+    products = [layer for layer in graph.layers.values() if layer.kind == "product"]
+    each = SIZE * SIZE * TOKENS if way == "channels" else TOKENS * TOKENS * SIZE
+    assert [(layer.macs, layer.params) for layer in products] == [(HEADS * each, 0)] * 2
+    assert graph.macs * len(IMAGE) == proof.counted_macs(model, IMAGE)
+    plan = prunus.Plan.of(graph, {heads_of(graph): [0, 3], "up:out": [1, 2, 5]})
+    cost = graph.cost(plan)
+    assert sum(cost.layers[layer.name].macs for layer in products) == 2 * 2 * each
+    assert cost.macs * len(IMAGE) == proof.counted_macs(prunus.prune(graph, plan), IMAGE)
+    assert not any(layer.name in graph.prunable for layer in products)
+
+
 def test_a_class_token_has_the_channels_of_the_patches() -> None:
     """Without norms, the stream can be cut: token, positions, patches and both layers lose the same channels."""
     model = network("fused")

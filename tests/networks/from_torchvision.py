@@ -97,6 +97,17 @@ def detector(name: str) -> nn.Module:
     return TwoStages(whole) if "rcnn" in name else OneStage(whole)
 
 
+# Small ones of their kind: six of twelve layers for images of 64 pixels, and a block of each of the four sizes.
+VIT = {"image_size": 64, "patch_size": 16, "num_layers": 6, "num_heads": 6, "hidden_dim": 192, "mlp_dim": 768}
+MAXVIT = {"input_size": (64, 64), "stem_channels": 32, "partition_size": 2, "block_channels": [32, 64, 128, 256]}
+MAXVIT |= {"block_layers": [1, 1, 1, 1], "head_dim": 32, "stochastic_depth_prob": 0.2}
+
+
+def transformer(module: str, kind: str, options: dict[str, Any]) -> nn.Module:
+    library()
+    return getattr(importlib.import_module(f"torchvision.models.{module}"), kind)(**options)  # type: ignore[no-any-return]
+
+
 def pretrained_style(name: str, depth: str) -> nn.Module:
     """A detector as its pretrained weights are loaded into: with the statistics of all batch norms fixed in buffers."""
     library()
@@ -124,7 +135,9 @@ def classifiers() -> dict[str, Network]:
 
 def networks() -> dict[str, Network]:
     found = classifiers()
-    found["swin_t"] = Network(partial(make, "swin_t"))
+    found |= {name: Network(partial(make, name)) for name in ("swin_t", "swin_v2_t")}
+    found["vit_b_16"] = Network(partial(transformer, "vision_transformer", "VisionTransformer", VIT))
+    found["maxvit_t"] = Network(partial(transformer, "maxvit", "MaxVit", MAXVIT))
     found |= {n: Network(partial(make, n, weights_backbone=None)) for n in SEGMENTATION}
     found |= {n: Network(partial(video, n), ((3, 16 if n == "s3d" else 8, 32, 32),)) for n in VIDEO}
     found |= {n: Network(partial(detector, n), ((3, 96, 96),)) for n in DETECTION}

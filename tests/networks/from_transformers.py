@@ -30,9 +30,15 @@ TABLE: dict[str, dict[str, Any]] = {
     "Swin": {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 48},
     "Segformer": {},
     "PvtV2": {},
+    "Beit": {"hidden_size": 192, "num_attention_heads": 3, "num_hidden_layers": 4, "intermediate_size": 384},
+    "Swinv2": {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 48, "window_size": 4},
+    "MobileViTV2": {},
+    "Hiera": {"depths": [1, 1, 2, 1]},
+    "Yolos": {"hidden_size": 192, "num_attention_heads": 3, "num_hidden_layers": 4, "intermediate_size": 384},
 }
-ENDINGS = {"Segformer": "ForSemanticSegmentation"}
-SIZES = {"Levit": 224}
+ENDINGS = {"Segformer": "ForSemanticSegmentation", "Yolos": "ForObjectDetection"}
+SIZES = {"Levit": 224, "Hiera": 224}
+PAIRS = ("Hiera", "Yolos")  # configurations that want height and width
 
 
 def library() -> Any:
@@ -41,7 +47,8 @@ def library() -> Any:
 
 def make(name: str) -> nn.Module:
     side = shape_of(name)[1]
-    config = getattr(library(), f"{name}Config")(image_size=side, num_labels=10, **TABLE[name])
+    size = [side, side] if name in PAIRS else side
+    config = getattr(library(), f"{name}Config")(image_size=size, num_labels=10, **TABLE[name])
     return getattr(library(), name + ENDINGS.get(name, HEADS))(config)  # type: ignore[no-any-return]
 
 

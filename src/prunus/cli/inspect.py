@@ -197,7 +197,7 @@ def _list_models() -> Answer:
     for about in dict.fromkeys(each.about for each in known.values() if each.about):
         alike = ", ".join(name for name, each in known.items() if each.about == about)
         say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
-    say("MACs, weights: of convolutions and linear layers. params: all parameters.")
+    say("MACs: of convolutions, linear layers and attention. weights: without biases and norms. params: all.")
     say("Others: torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, module:factory, FILE.onnx")
     return Answer({"models": known})
 
@@ -281,8 +281,7 @@ def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:
     if cost is not None:
         titles += ["pruned weights", "pruned MACs", "removed"]
         total += [big_number(cost.params), big_number(cost.macs), _removed(graph.macs, cost.macs)]
-    whole = sum(not layer.depthwise for layer in graph.layers.values())
-    say(f"Layers ({len(graph.prunable)} of {whole} can be pruned)")
+    say(f"Layers ({len(graph.prunable)} of {len(graph.weighted)} can be pruned)")
     drawn = table(titles, rows, titles[1:])
     drawn.add_row(*total, style="bold")
     console.print(drawn)

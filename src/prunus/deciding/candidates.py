@@ -99,7 +99,7 @@ def _why_none(graph: ChannelGraph, exclude: Sequence[str], only: Sequence[str]) 
     if exclude or only:
         return "no unit is left to prune: the patterns exclude all of them. `prunus inspect` lists units."
     name = type(graph.model).__name__
-    if not any(layer.kind != "linear" for layer in graph.layers.values()):
+    if all(layer.kind in ("linear", "product") for layer in graph.layers.values()):
         return (
             f"{name} has no convolutions that prunus can see, and without patterns only their channels are pruned. "
             "To prune linear layers, name them with only="

@@ -165,7 +165,7 @@ def _measured(graph: ChannelGraph) -> LayeredCost:
 
 MACS = CostEntry(
     name="macs",
-    help="Multiply-adds of convolutions and linear layers per image",
+    help="Multiply-adds of convolutions, linear layers and attention per image",
     of=functools.partial(_counted, "macs"),
 )
 PARAMS = CostEntry(

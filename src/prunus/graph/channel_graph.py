@@ -45,9 +45,9 @@ class ChannelGraph:
 
     Attributes:
         units: name -> Unit, the channels that can be scored and pruned.
-        layers: name -> Layer, the conv and linear layers and their cost.
+        layers: name -> Layer, the conv and linear layers and the products of attention, and their cost.
         frozen: name -> reason, the layers whose channels cannot be removed, and why.
-        macs: multiply-adds per image, counted as in the paper (conv and linear layers).
+        macs: multiply-adds per image, counted as in the paper (conv and linear layers), and those of attention.
         params: weights of conv and linear layers.
     """
 
@@ -56,7 +56,7 @@ class ChannelGraph:
         self.example = example
         self.streams: Streams = streams
         self.analysis = analysis
-        self.layers: dict[str, Layer] = find_layers(analysis.traced)
+        self.layers: dict[str, Layer] = find_layers(analysis)
         self.grouped = make_units(analysis, streams)
         self.branches = find_branches(analysis, self.grouped)
         self.units: dict[str, Unit] = {}
@@ -193,7 +193,12 @@ class ChannelGraph:
         """Layers, except depthwise ones, whose inputs or outputs belong to a unit."""
         names = {r.module for u in self.units.values() for r in u.readers}
         names |= {w.module for u in self.units.values() for w in u.writers}
-        return [n for n, layer in self.layers.items() if n in names and not layer.depthwise]
+        return [name for name in self.weighted if name in names]
+
+    @property
+    def weighted(self) -> list[str]:
+        """Layers with weights of their own for each pair of channels: no depthwise ones, no products of attention."""
+        return [name for name, layer in self.layers.items() if layer.kind != "product" and not layer.depthwise]
 
     @cached_property
     def example_shapes(self) -> Any:

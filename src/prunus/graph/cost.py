@@ -1,12 +1,14 @@
 """The cost of a network under a plan, in closed form: no model is built.
 
-One multiply-add is one MAC. As in the paper, only convolutions and linear layers count; biases, norms and activations
-do not.
+One multiply-add is one MAC. As in the paper, convolutions and linear layers count; biases, norms and activations do
+not. The products of attention count too; the paper's networks have none.
 
     params(layer) = outputs * inputs / groups * kernel    (weights only; depthwise: outputs * kernel)
     MACs(layer)   = params(layer) * positions
+    MACs(product) = channels of its result * MACs for each    (queries by keys: heads * (tokens^2 * size of a head))
 
-with the outputs that are still alive and the inputs that are still read, for one image of the example.
+with the outputs that are still alive and the inputs that are still read, for one image of the example. A product is a
+layer without weights: its outputs are the heads or channels of its result, and its only input is always there.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import fx, nn
 
 from prunus.graph.branches import Removed
 from prunus.graph.discover import ChannelAnalysis
+from prunus.graph.rules.attention import PRODUCTS, VALUES, WEIGHTS, products_of
 from prunus.graph.rules.rulebook import is_pass_through
 from prunus.graph.traced import (
     CONVOLUTIONS,
@@ -77,17 +80,17 @@ def writers_left_empty(analysis: ChannelAnalysis, live: Liveness) -> list[str]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A conv or linear layer of the network, and its cost before pruning."""
+    """A conv or linear layer of the network or a product of two tensors, and its cost before pruning."""
 
     name: str
-    kind: str  # "conv", "linear" or "functional"
+    kind: str  # "conv", "linear", "functional" or "product"
     inputs: int
     outputs: int
     groups: int
     kernel: int  # weights per pair of channels
     positions: int  # per image
     depthwise: bool
-    tied: bool = False  # its weights belong to another layer and are counted there, or are fixed filters
+    tied: bool = False  # its weights belong to another layer and are counted there, are fixed filters, or are none
 
     @property
     def params(self) -> int:
@@ -135,8 +138,9 @@ def cost_under(
         return default if vector is None else int((vector < 0).sum() + mask[vector[vector >= 0]].sum())
 
     costs = {}
+    removed = live.removed.modules | {name for node in live.removed.nodes for name in _names_of_products(node)}
     for name, layer in layers.items():
-        if name in live.removed.modules:
+        if name in removed:
             costs[name] = LayerCost(0, 0, 0, 0)
         elif layer.depthwise:
             seen = live.read.get(reader_of.get(name, ""), live.alive)
@@ -149,8 +153,9 @@ def cost_under(
     return Cost(sum(c.macs for c in costs.values()), sum(c.params for c in costs.values()), costs)
 
 
-def find_layers(traced: Traced) -> dict[str, Layer]:
-    """All conv and linear layers that the network calls, in the order of their first call."""
+def find_layers(analysis: ChannelAnalysis) -> dict[str, Layer]:
+    """All conv and linear layers and products that the network calls, in the order of their first call."""
+    traced = analysis.traced
     batch = batch_of(traced)
     layers: dict[str, Layer] = {}
     owners: dict[int, str] = {}  # id of a weight -> the layer it belongs to
@@ -165,12 +170,20 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
                     layer = replace(layer, tied=True)
         elif node.op == "call_function" and node.target in FUNCTIONS:
             layer = _functional_layer(traced, node, batch)
+        for step, macs in products_of(node, traced.shapes).items():
+            name = node.name + step
+            channels = len(analysis.record.filters.get(name, (0,)))
+            layers[name] = Layer(name, "product", 1, channels, 1, 1, macs // batch // channels, False, tied=True)
         if layer is not None:
             again = layers.get(layer.name)
             if again is not None:  # the same weights are used again, at more positions
                 layer = replace(layer, positions=layer.positions + again.positions)
             layers[layer.name] = layer
     return layers
+
+
+def _names_of_products(node: fx.Node) -> tuple[str, ...]:
+    return (node.name, node.name + WEIGHTS, node.name + VALUES) if node.target in PRODUCTS else ()
 
 
 def batch_of(traced: Traced) -> int:

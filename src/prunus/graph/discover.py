@@ -80,9 +80,11 @@ class ChannelAnalysis:
         return self.find_rule.traced
 
     def written_by(self, layer: str) -> Indices | None:
-        """The channels that a layer writes, or to each of which a function applies a filter; None if there are none."""
+        """The channels that a layer writes, or for each of which a function does its work; None if there are none."""
         filters = self.record.filters.get(layer)
-        return self.writes.get(layer) if filters is None else self.of_label[filters]
+        if filters is None:
+            return self.writes.get(layer)
+        return np.where(filters >= 0, self.of_label[np.maximum(filters, 0)], filters)
 
     @cached_property
     def unable_to_select(self) -> frozenset[str]:

@@ -244,7 +244,7 @@ class Record:
     writes: dict[str, Indices] = field(default_factory=dict)  # writer -> labels on its output-channel axis
     passes: dict[str, Indices] = field(default_factory=dict)  # batch norm, depthwise ... -> labels on its channels
     parameters: dict[str, Indices] = field(default_factory=dict)  # standalone parameter -> labels on its long axis
-    filters: dict[str, Indices] = field(default_factory=dict)  # function with a filter per channel -> labels of these
+    filters: dict[str, Indices] = field(default_factory=dict)  # function with work for each channel -> labels of these
     unions: list[tuple[Indices, Indices, bool, fx.Node]] = field(default_factory=list)  # a, b, additive, where
     frozen: list[tuple[Indices, str]] = field(default_factory=list)  # labels that must be kept, and why
     balances: list[Balance] = field(default_factory=list)

@@ -188,7 +188,7 @@ def checkup(
         inputs=shapes_of(example),
         macs=graph.macs,
         params=graph.params,
-        layers=sum(not layer.depthwise for layer in graph.layers.values()),
+        layers=len(graph.weighted),
         prunable=len(graph.prunable),
         units={kind: sum(u.kind == kind for u in graph.units.values()) for kind in ("private", "stream")},
         frozen=frozen,

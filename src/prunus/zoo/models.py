@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from prunus.errors import ModelError
@@ -84,8 +85,8 @@ def example(name: str, batch: int = 1) -> Tensor:
     return torch.zeros(batch, *config(name).shape)
 
 
-# The operations that convolutions and linear layers call. Attention has others, which are not counted.
-COUNTED = (torch.ops.aten.convolution, torch.ops.aten.addmm, torch.ops.aten.mm)
+# The operations that convolutions, linear layers and products of attention call.
+COUNTED = (torch.ops.aten.convolution, torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.bmm)
 
 
 def totals(name: str, num_classes: int | None = None) -> KnownModel:
@@ -98,7 +99,7 @@ def totals(name: str, num_classes: int | None = None) -> KnownModel:
         model, image = create(name, num_classes).eval(), torch.zeros(1, *known.shape)
     counter = FlopCounterMode(display=False)
     try:
-        with counter, torch.no_grad():
+        with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # which calls the operations that are counted
             model(image)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise ModelError(f"{name}: cannot be run on an image of shape {known.shape}: {error}") from error

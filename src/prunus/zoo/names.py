@@ -192,7 +192,7 @@ class KnownModel:
 
     shape: tuple[int, ...]
     classes: int
-    macs: int  # multiply-adds of convolutions and linear layers for one image
+    macs: int  # multiply-adds of convolutions, linear layers and attention for one image
     weights: int  # of the same layers, without biases and batch norm
     parameters: int  # of all layers and kinds
     about: str

@@ -6,18 +6,21 @@ runs within a head. So the channels of a head, of queries, keys and values, are 
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
-from prunus.graph.labels import Call, CannotFollow, broadcast_shape, constant, present
-from prunus.graph.traced import MIXING
+from prunus.graph.labels import Call, CannotFollow, broadcast_shape, compact, constant, present
+from prunus.graph.traced import MIXING, argument_of
 
 _FUNCTIONS = (torch.matmul, torch.bmm, torch.einsum, operator.matmul, F.scaled_dot_product_attention)
 PRODUCTS = frozenset((*_FUNCTIONS, "matmul", "bmm", "__matmul__"))  # targets of nodes
+WEIGHTS, VALUES = " weights", " values"  # the two products of an attention
 
 
 def matmul(call: Call) -> Any:
@@ -65,10 +68,10 @@ def scaled_dot_product_attention(call: Call) -> Any:
     mask = call.argument(3, "attn_mask")
     if call.argument(7, "enable_gqa", False) or min(q.dim(), k.dim(), v.dim()) < 3:
         return call.unknown()
-    weights = _matmul(call, q, k.transpose(-2, -1), "weights ")
+    weights = _matmul(call, q, k.transpose(-2, -1), WEIGHTS)
     if isinstance(mask, Tensor):
         weights = call.unite(weights, mask, additive=False)
-    return _matmul(call, weights, v, "values ")
+    return _matmul(call, weights, v, VALUES)
 
 
 def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) -> Tensor:
@@ -86,13 +89,46 @@ def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) 
         parts.append(tensor)
         axes.append({d for d in varies if d not in summed})
     a, b = parts
-    shape = broadcast_shape(a.shape, b.shape)
-    for one, other in ((a, b), (b, a)):
-        if not len(present(one)):
-            return other.expand(shape)
-    if not axes[0] & axes[1]:
-        raise CannotFollow(f"{call.what} joins channels of different axes")
-    return call.unite_everywhere(a, b)
+    if len(present(a)) and len(present(b)):
+        if not axes[0] & axes[1]:
+            raise CannotFollow(f"{call.what} joins channels of different axes")
+        out = call.unite_everywhere(a, b)
+    else:
+        out = (a if len(present(a)) else b).expand(broadcast_shape(a.shape, b.shape))
+    if len(present(out)):  # its work is the same for each of them
+        call.record.filters[call.node.name + step] = compact(out).reshape(-1).numpy()
+    return out
+
+
+def products_of(node: fx.Node, shapes: Mapping[str, Any]) -> dict[str, int]:
+    """The multiply-adds of a call that multiplies tensors, for the whole batch: one product, or two of attention."""
+
+    def shape(index: int, name: str) -> list[int]:
+        tensor = argument_of(node, index, name)
+        found = shapes.get(tensor.name) if isinstance(tensor, fx.Node) else None
+        return list(found) if isinstance(found, torch.Size) else []
+
+    result = shapes.get(node.name)
+    if node.target not in PRODUCTS or not isinstance(result, torch.Size):
+        return {}
+    if node.target is F.scaled_dot_product_attention:
+        q, k, v = shape(0, "query"), shape(1, "key"), shape(2, "value")
+        pairs = math.prod(result[:-1]) * (k[-2] if len(k) > 1 else 0)
+        return {WEIGHTS: pairs * q[-1], VALUES: pairs * v[-1]} if q and v else {}
+    if node.target is not torch.einsum:
+        first = shape(0, "input")
+        return {"": math.prod(result) * first[-1]} if first else {}
+    operands = node.args[1:] if len(node.args) > 2 else node.args[1]
+    equation = node.args[0]
+    if not isinstance(equation, str) or not isinstance(operands, tuple | list) or len(operands) != 2:
+        return {}
+    sizes: dict[str, int] = {}
+    for names, tensor in zip(equation.replace(" ", "").split("->")[0].split(","), operands, strict=True):
+        found = shapes.get(tensor.name) if isinstance(tensor, fx.Node) else None
+        if "." in names or not isinstance(found, torch.Size):
+            return {}
+        sizes |= dict(zip(names, found, strict=True))
+    return {"": math.prod(sizes.values())}
 
 
 _NEAR = 24  # operations between a reshape into heads and the product that they are for
