@@ -8,7 +8,7 @@ removed; ZERO is a position that zero padding added; GONE is a channel of zeros 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -390,8 +390,12 @@ class Call:
         vector = self.vector(self.x, dim)
         if vector is not None or self.reads_all:
             return self.channels(self.x, dim)
-        self.unchanged()
-        self.freeze(self.x, f"{self.what} runs along an axis that carries channels")
+        return self.keeps(dim, "runs along an axis that carries channels")
+
+    def keeps(self, dim: int, why: str) -> Tensor:
+        """The labels that a layer mixes along `dim` of its input if it must get all of them."""
+        self.unchanged(self.node.all_input_nodes[:1])
+        self.freeze(self.x, f"{self.what} {why}")
         return torch.full((self.x.size(dim),), FIXED)
 
     def axes(self, labels: Tensor, side: str = "in") -> list[int]:
@@ -450,10 +454,10 @@ class Call:
             self.record.opaque[self.name] = reason
         return fixed_like(self.shape)
 
-    def unchanged(self) -> None:
+    def unchanged(self, inputs: Sequence[fx.Node] | None = None) -> None:
         """Raise Mismatch if a plan would change the tensors that enter this call, all of whose channels are kept."""
         if isinstance(self.labels.emit, Replay):
-            for used in self.node.all_input_nodes:
+            for used in self.node.all_input_nodes if inputs is None else inputs:
                 now, then = self.record.values[used.name], self.labels.emit.first.values[used.name]
                 if any(not same_labels(a, b) for a, b in zip(tensors_in(now), tensors_in(then), strict=True)):
                     raise Mismatch(self.node, "channels that must be kept would be others")

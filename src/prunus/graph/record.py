@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.errors import TraceError
 from prunus.graph.branches import Absent, without_absent
+from prunus.graph.own_widths import own_widths_known
 from prunus.graph.proxies import (
     PROXIES,
     Arguments,
@@ -99,6 +100,9 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
     without_absent(tracer.graph, tracer.called)
     attributes = tracer.attributes
     functional = _functional_layers(tracer.graph, tracer.functional)
+    lent = _lent_layers(tracer.graph, model)
+    functional |= lent
+    tracer.called |= {name: model.get_submodule(name) for name in lent.values()}
     calls: dict[str, int] = {}
     for node in tracer.graph.nodes:
         if node.op == "call_module" or node.name in functional:
@@ -117,6 +121,7 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         attributes=attributes,
         literals=frozenset(name for name in attributes if not _has(model, name)),
         functional=functional,
+        lent=frozenset(lent),
         with_numbers=frozenset(tracer.with_numbers),
     )
 
@@ -130,7 +135,7 @@ def _run_tracer(
     for follow_buffers in (True, False):
         tracer = ValueTracer(arguments, follow_buffers)
         try:
-            with numbers_known(model, is_leaf):
+            with own_widths_known(model, is_leaf), numbers_known(model, is_leaf):
                 tracer.trace(model)
             break
         except Exception as error:
@@ -161,6 +166,24 @@ def _functional_layers(graph: fx.Graph, noted: Mapping[str, str]) -> dict[str, s
             if tensor in ("weight", "bias") and any(noted.get(user.name) != module for user in node.users):
                 wrong.add(module)
     return {name: module for name, module in noted.items() if module not in wrong}
+
+
+def _lent_layers(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
+    """The only calls of F.linear on weights of linear layers that are never called themselves (node -> layer), as in
+    code that computes the bias: their outputs can be cut."""
+    found: dict[str, str] = {}
+    uses: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        owner, _, attribute = str(node.target).rpartition(".")
+        if node.op == "call_module":
+            uses.setdefault(str(node.target), []).append(node)
+        elif node.op == "get_attr" and attribute in ("weight", "bias"):
+            uses.setdefault(owner, []).extend(user for user in node.users)
+            for user in node.users:
+                if attribute == "weight" and user.target is F.linear and argument_of(user, 1, "weight") is node:
+                    found[user.name] = owner
+    kept = {node: owner for node, owner in found.items() if {each.name for each in uses[owner]} == {node}}
+    return {node: owner for node, owner in kept.items() if type(model.get_submodule(owner)) is nn.Linear}
 
 
 def _has(model: nn.Module, name: str) -> bool:

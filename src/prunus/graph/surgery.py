@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunus.errors import PlanError
 from prunus.graph.branches import remove_branch
+from prunus.graph.own_widths import WIDTH, give_own_widths
 from prunus.graph.proxies import set_number
 from prunus.graph.selection import InputMask, select, unselect
 from prunus.graph.traced import CONVOLUTIONS, DEPTHWISE, MIXING, TRANSPOSED, is_depthwise, named_modules, submodules
@@ -66,6 +67,8 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
     for name, entries in slices.parameters.items():
         shrink_parameter(model, name, entries)
     for origin, number in slices.numbers.items():
+        if origin[1].startswith(WIDTH):
+            give_own_widths(model.get_submodule(origin[0]))
         set_number(model, origin, number)
     for name in () if share else cut:  # parameters of cut layers that were not cut, such as a single slope
         pairs = zip(layers[name].parameters(recurse=False), old_layers[name].parameters(recurse=False), strict=True)

@@ -35,6 +35,7 @@ class Traced:
     attributes: Mapping[str, Any]  # target of a get_attr node -> parameter, buffer or constant
     literals: frozenset[str]  # attributes that are not on the model: tensors that forward creates, `torch.tensor([1])`
     functional: Mapping[str, str] = field(default_factory=dict)  # call of a function on a module's weight -> module
+    lent: frozenset[str] = frozenset()  # those among them that call F.linear on the weight of a linear layer
     with_numbers: frozenset[str] = frozenset()  # nodes that have an attribute of a module, a `Number`, as an argument
 
     def layer_of(self, node: fx.Node) -> str | None:

@@ -88,10 +88,21 @@ def functional_layer(call: Call) -> Any:
         if f"{call.name}.{tensor}" in call.labels.opaque:
             return call.unknown(call.labels.opaque[f"{call.name}.{tensor}"])
     dim = call.x.dim() - weight.dim() + 1
+    if call.node.name in call.labels.traced.lent:
+        return _lent_layer(call, weight)
     if weight.dim() == 2 and dim != 1:
         return call.unknown(f"{call.what} reads the last of {call.x.dim()} dimensions; give these weights to nn.Linear")
     call.reads(call.inputs(dim))
     return along(call.writes(weight.size(0)), call.shape, dim)
+
+
+def _lent_layer(call: Call, weight: Tensor) -> Any:
+    """F.linear on the weight of a linear layer that is not called: nothing can be taken out in front of it, but it may
+    lose outputs. A computed bias meets them, such as parts in one parameter each."""
+    call.reads(call.keeps(-1, f"takes it, with the weight of {call.name}"))
+    out = along(call.writes(weight.size(0)), call.shape, call.x.dim() - 1)
+    bias = call.argument(2, "bias")
+    return out if bias is None else call.unite(out, bias, additive=False)
 
 
 def channelwise(call: Call) -> Any:

@@ -92,7 +92,8 @@ def concatenate(call: Call) -> Any:
     spelled = call.literal(0, "tensors")
     spelled = spelled if isinstance(spelled, tuple | list) else [None] * len(each)
     parameters = [isinstance(node, fx.Node) and call.labels.is_parameter(node) for node in spelled]
-    if any(each) and all(own or dim not in axes for axes, own in zip(each, parameters, strict=True)):
+    across = any(set(axes) - {dim} for axes in each)  # channels lie on another axis than the parts
+    if across and all(own or dim not in axes for axes, own in zip(each, parameters, strict=True)):
         return _beside(call, tensors, dim)
     still = [
         d for d in range(tensors[0].dim()) if d != dim and all(t.stride(d) == 0 or t.size(d) == 1 for t in tensors)
@@ -219,6 +220,7 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
         _regroup(call, out, [d for d in after if d != heads[-1]], heads[-1])
         if isinstance(spelled[heads[-1]], Number):
             call.counts(spelled[heads[-1]], _along_only(out, heads[-1]))
+        _count_all(call, out, spelled, heads[-1], after[-1])
         return out
     fixed = [d for d in after if is_number(d)]
     free = [d for d in after if d not in fixed]
@@ -239,6 +241,18 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
         else:
             _regroup(call, out, fixed, free[0])
     return out
+
+
+def _count_all(call: Call, out: Tensor, spelled: list[Any], heads: int, inside: int) -> None:
+    """[C] -> [heads, C // heads] or [C // size, size]: C counts the channels of all heads."""
+    for formula in (spelled[inside], spelled[heads]):
+        divides = (
+            isinstance(formula, Number) and formula.formula is not None and formula.formula[0] is operator.floordiv
+        )
+        whole = formula.formula[1][0] if divides else None
+        if isinstance(whole, Number) and whole.origin is not None:
+            both = out.movedim((heads, inside), (0, 1)).reshape(out.size(heads), out.size(inside), -1)[..., 0]
+            call.counts(whole, both.reshape(-1))
 
 
 def _along_only(labels: Tensor, dim: int) -> Tensor:
@@ -405,7 +419,15 @@ def split(call: Call) -> Any:
     elif dim in axes:
         parts = [t.size(dim) for t in torch.split(x, sizes, dim)]
         vector = call.vector(x, dim)
-        if not _computed(call.literal(1, "split_size_or_sections") or call.literal(1, "split_size")):
+        spelled = call.literal(1, "split_size_or_sections") or call.literal(1, "split_size")
+        entries = list(spelled) if isinstance(spelled, tuple | list) else [spelled] * len(parts)
+        if vector is not None and any(isinstance(entry, Number) and entry.origin for entry in entries):
+            for entry, part in zip(entries, torch.split(vector, parts), strict=True):
+                if isinstance(entry, Number) and entry.origin:
+                    call.counts(entry, part)
+                else:
+                    call.freeze(part, f"{call.what} splits channels at a fixed number, {sizes}")
+        elif not _computed(spelled):
             call.freeze(x, f"{call.what} splits channels at a fixed number, {sizes}")
         elif vector is None or len(set(parts)) > 1:
             call.freeze(x, f"{call.what} splits channels into unequal parts")

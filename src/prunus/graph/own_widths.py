@@ -1,0 +1,162 @@
+"""Code that takes the width of its input for the width of its heads: `B, N, C = x.shape` ... `reshape(B, N, C)`.
+
+With fewer heads the two widths differ, and no number of the module can say so. So a pruned attention gets a subclass of
+its class, in whose forward each use of such a size asks the module first:
+
+    x.transpose(1, 2).reshape(B, N, self.prunus_width(3, C))
+
+`prunus_width` returns the attribute `prunus_width_3` if the module has it, else the size. Everything else is the text
+of the original forward. While a network is recorded, its attentions have such classes too, and the size at each use is
+a `Number`: so the label rules find which channels it counts, plans say how many are left, and loading sets it again.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from prunus.graph.proxies import Number, value_of
+from prunus.graph.traced import CONVOLUTIONS, MIXING, named_modules
+
+WIDTH = "prunus_width_"
+PATH = "prunus_path"  # attribute of a module that is being recorded: its name in the network
+_ATTENTION = frozenset(("softmax", "scaled_dot_product_attention", "attn_drop"))  # what code of an attention names
+
+
+class _Uses(ast.NodeTransformer):
+    """Asks the module at each use of these names."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names, self.count = names, 0
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id not in self.names or not isinstance(node.ctx, ast.Load):
+            return node
+        ask = ast.Attribute(ast.Name("self", ast.Load()), "prunus_width", ast.Load())
+        self.count += 1
+        return ast.copy_location(ast.Call(ask, [ast.Constant(self.count - 1), node], []), node)
+
+
+def _prunus_width(self: nn.Module, use: int, size: Any) -> Any:
+    """The number of channels at a use of a size: the module's own, if pruning gave it one."""
+    attribute = f"{WIDTH}{use}"
+    own, path = getattr(self, attribute, None), getattr(self, PATH, None)
+    if own is not None or path is None:
+        return size if own is None else own
+    width = value_of(size)
+    layers = [child for child in self.children() if isinstance(child, MIXING)]
+    ends = {getattr(layer, f"{end}_{kind}", 0) for layer in layers for end in ("in", "out") for kind in _KINDS}
+    if type(width) is not int or width < 2 or width not in ends:
+        return size
+    number = Number(width)
+    number.origin = (path, attribute, -1)
+    return number
+
+
+_KINDS = ("features", "channels")
+
+
+def _names_of_channels(tree: ast.FunctionDef, last: bool) -> set[str]:
+    """Names that are given the number of channels of a tensor, and no other value: the last size, or the second of
+    four in front of convolutions."""
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Tuple):
+            continue
+        size = node.value.func if isinstance(node.value, ast.Call) and not node.value.args else node.value
+        is_size = isinstance(size, ast.Attribute) and size.attr == ("size" if size is not node.value else "shape")
+        names = node.targets[0].elts
+        if is_size and len(names) in (3, 4) and all(isinstance(name, ast.Name) for name in names):
+            found.add(names[-1 if last else 1].id)  # type: ignore[attr-defined]
+    return {name for name in found if stored.count(name) == 1}
+
+
+def with_own_widths(module: nn.Module) -> type[nn.Module] | None:
+    """The class with which a module can have widths of its own; None if its code cannot be read, or needs no such."""
+    if hasattr(type(module), "prunus_width"):
+        return type(module)
+    forward = type(module).forward
+    code = getattr(forward, "__code__", None)
+    if code is None or _ATTENTION.isdisjoint(code.co_names):
+        return None
+    linear = any(isinstance(child, nn.Linear) for child in module.children())
+    convolves = any(isinstance(child, CONVOLUTIONS) for child in module.children())
+    return _rewritten(type(module), linear) if linear or convolves else None
+
+
+@lru_cache(maxsize=256)
+def _rewritten(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
+    forward = kind.forward
+    if not isinstance(forward, FunctionType) or forward.__code__.co_freevars or hasattr(forward, "__wrapped__"):
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    function = tree.body[0]
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list or function.args.args[:1] == []:
+        return None
+    names = _names_of_channels(function, last)
+    private = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr.startswith("__"))
+    if not names or function.args.args[0].arg != "self" or any(not n.attr.endswith("__") for n in private):
+        return None
+    for node in ast.walk(function):  # evaluated where the class is, and not needed again
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    function.returns = None
+    function.args.defaults = [ast.Constant(None) for _ in function.args.defaults]
+    function.args.kw_defaults = [each and ast.Constant(None) for each in function.args.kw_defaults]
+    function.body = [_Uses(names).visit(statement) for statement in function.body]
+    ast.increment_lineno(tree, forward.__code__.co_firstlineno - 1)
+    found: dict[str, Any] = {}
+    exec(compile(ast.fix_missing_locations(tree), forward.__code__.co_filename, "exec"), forward.__globals__, found)
+    rewritten = found[function.name]
+    rewritten.__defaults__, rewritten.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        return _restored, (kind, last), self.__dict__
+
+    body = {"forward": rewritten, "prunus_width": _prunus_width, "__reduce_ex__": reduce}
+    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), body)
+
+
+def give_own_widths(module: nn.Module) -> None:
+    """Let a module have widths of its own, if its code can be read."""
+    kind = with_own_widths(module)
+    if kind is not None:
+        module.__class__ = kind
+
+
+@contextmanager
+def own_widths_known(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> Iterator[None]:
+    """Inside the block, sizes that attentions take from their inputs are Numbers where they are used."""
+    changed: list[tuple[nn.Module, type[nn.Module]]] = []
+    try:
+        for name, module in named_modules(model):
+            if module._modules and not type(module).__module__.startswith("torch.nn.") and not is_layer(module):
+                kind = type(module)
+                if with_own_widths(module) is not None:
+                    changed.append((module, kind))
+                    give_own_widths(module)
+                    vars(module)[PATH] = name
+        yield
+    finally:
+        for module, kind in changed:
+            module.__class__ = kind
+            del vars(module)[PATH]
+
+
+def _restored(kind: type[nn.Module], last: bool) -> nn.Module:
+    """An empty module of the rewritten class, when one is copied or unpickled."""
+    found = _rewritten(kind, last) or kind
+    return found.__new__(found)
