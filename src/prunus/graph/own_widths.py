@@ -115,7 +115,8 @@ def _rewritten(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
     function.returns = None
     function.args.defaults = [ast.Constant(None) for _ in function.args.defaults]
     function.args.kw_defaults = [each and ast.Constant(None) for each in function.args.kw_defaults]
-    function.body = [_Uses(names).visit(statement) for statement in function.body]
+    uses = _Uses(names)
+    function.body = [uses.visit(statement) for statement in function.body]
     ast.increment_lineno(tree, forward.__code__.co_firstlineno - 1)
     found: dict[str, Any] = {}
     exec(compile(ast.fix_missing_locations(tree), forward.__code__.co_filename, "exec"), forward.__globals__, found)

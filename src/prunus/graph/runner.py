@@ -88,7 +88,7 @@ class GraphRunner(fx.Interpreter):
             return self._run_node(n)
 
     def _run_node(self, n: fx.Node) -> Any:
-        if n.name in self.traced.functional:
+        if n.name in self.traced.functional and n.name not in self.traced.lent:
             return self._functional(n)
         args, kwargs = self.arguments(n, self.env)
         if n not in self.on_copies:
