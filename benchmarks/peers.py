@@ -60,7 +60,10 @@ IMPORTANCES = [f"{name}{where}" for name in NAMES for where in ("", ":global", "
 
 
 def prunable(name: str, module: nn.Module) -> bool:
-    """Not the classifier; of CIFAR's ResNets only the inner channels, of other networks all convolutions."""
+    """Not the classifier; of CIFAR's ResNets only the inner channels, of transformers heads and the hidden channels of
+    MLPs, of other networks all convolutions."""
+    if name.startswith("blocks."):
+        return name.endswith(("attn.qkv", "mlp.fc1"))
     if isinstance(module, nn.Conv2d) and name.startswith(("layer", "conv1")):
         return name.startswith("layer") and name.endswith("conv1")
     return not isinstance(module, nn.Linear)
@@ -72,6 +75,7 @@ def cut(model: nn.Module, example: Tensor, method: str, ratio: float, round_to: 
 
     name, _, where = method.partition(":")
     small = copy.deepcopy(model)
+    attentions = [module for module in small.modules() if hasattr(module, "qkv")]
     for mine, theirs in zip(small.parameters(), model.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()  # for Taylor and Hessian
     pruner = tp.pruner.BasePruner(
@@ -88,8 +92,15 @@ def cut(model: nn.Module, example: Tensor, method: str, ratio: float, round_to: 
             if isinstance(module, nn.Conv2d | nn.Linear) and not prunable(title, module)
         ],
         round_to=round_to,
+        num_heads={attention.qkv: attention.num_heads for attention in attentions},
+        prune_num_heads=bool(attentions),
+        prune_head_dims=False,
+        head_pruning_ratio=ratio,
     )
     pruner.step()
+    for attention in attentions:  # numbers of timm's attention, which its users set themselves
+        attention.num_heads = pruner.num_heads[attention.qkv]
+        attention.attn_dim = attention.qkv.out_features // 3
     small.zero_grad(set_to_none=True)
     return small
 

@@ -101,13 +101,11 @@ def examine_mode(model: nn.Module, image: proof.Example, mode: str) -> dict[str,
         zeroed = proof.outputs(model, image)
     with proof.masked(model, graph, keep):
         masked = proof.outputs(model, image)
-    batch = proof.batch_of(image)
     prunable, layers = coverage(model, graph)
     return {
         "error": max(proof.relative_error(proof.outputs(small, image), zeroed), proof.relative_error(zeroed, masked)),
         "changed": proof.relative_error(zeroed, whole),
-        "macs_right": macs_of_layers(graph, {}) * batch == proof.counted_macs(model, image, in_layers=graph.layers)
-        and macs_of_layers(graph, plan) * batch == proof.counted_macs(small, image, in_layers=graph.layers),
+        "macs_right": macs_right(graph, {}, model, image) and macs_right(graph, plan, small, image),
         "removed": 1 - graph.cost(plan).macs / graph.macs,
         "units": len(graph.units),
         "prunable": prunable,
@@ -119,10 +117,13 @@ def examine_mode(model: nn.Module, image: proof.Example, mode: str) -> dict[str,
     }
 
 
-def macs_of_layers(graph: prunus.ChannelGraph, plan: Any) -> int:
-    """MACs under a plan, without those of products, which other code of a network may compute in other ways."""
-    layers = graph.cost(plan).layers
-    return sum(cost.macs for name, cost in layers.items() if graph.layers[name].kind != "product")
+def macs_right(graph: prunus.ChannelGraph, plan: Any, model: nn.Module, image: proof.Example) -> bool:
+    """Whether MACs under a plan are half of PyTorch's flops: all of them, or those of layers alone, because other code
+    of a network may call the operations that products call."""
+    costs, batch = graph.cost(plan), proof.batch_of(image)
+    layers = sum(cost.macs for name, cost in costs.layers.items() if graph.layers[name].kind != "product")
+    whole = costs.macs * batch == proof.counted_macs(model, image)
+    return whole or layers * batch == proof.counted_macs(model, image, in_layers=graph.layers)
 
 
 def afterlife(model: nn.Module, small: nn.Module, plan: prunus.Plan, image: proof.Example) -> dict[str, bool | None]:
@@ -390,7 +391,7 @@ def stamps(library: str) -> tuple[str, str]:
     tests, source = ROOT / "tests", ROOT / "src" / "prunus"
     networks = [tests / "networks" / "__init__.py", tests / "networks" / f"from_{library}.py", tests / "zoo_nets.py"]
     ours = [*networks, tests / "proof.py", *sorted((source / "graph").rglob("*.py"))]
-    mine = (examine, examine_mode, afterlife, loads_again, coverage, kind_of_reason)
+    mine = (examine, examine_mode, macs_right, afterlife, loads_again, coverage, kind_of_reason)
     theirs = (peers.examine, peers.cut_everything, peers.layers_at_the_end, peers.masked)
     return digest(ours, mine), digest(networks, theirs)
 

@@ -116,6 +116,7 @@ def counted_macs(model: nn.Module, example: Example, in_layers: Collection[str] 
     in_layers: only those of convolution and linear modules and of the modules that own weights of these names, not of
         other code that calls the same operations on its own.
     """
+    model = copy.deepcopy(model).requires_grad_(False)  # the counter cannot have parameters as inputs of modules
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call(model, copy.deepcopy(example))
     counts = counter.get_flop_counts()
