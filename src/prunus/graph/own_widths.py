@@ -82,15 +82,15 @@ def _names_of_channels(tree: ast.FunctionDef, last: bool) -> set[str]:
 
 def with_own_widths(module: nn.Module) -> type[nn.Module] | None:
     """The class with which a module can have widths of its own; None if its code cannot be read, or needs no such."""
-    if hasattr(type(module), "prunus_width"):
-        return type(module)
-    forward = type(module).forward
-    code = getattr(forward, "__code__", None)
+    kind: Any = type(module)
+    if hasattr(kind, "prunus_width"):
+        return kind  # type: ignore[no-any-return]
+    code = getattr(kind.forward, "__code__", None)
     if code is None or _ATTENTION.isdisjoint(code.co_names):
         return None
     linear = any(isinstance(child, nn.Linear) for child in module.children())
     convolves = any(isinstance(child, CONVOLUTIONS) for child in module.children())
-    return _rewritten(type(module), linear) if linear or convolves else None
+    return _rewritten(kind, linear) if linear or convolves else None
 
 
 @lru_cache(maxsize=256)
@@ -157,7 +157,7 @@ def own_widths_known(model: nn.Module, is_layer: Callable[[nn.Module], bool]) ->
             del vars(module)[PATH]
 
 
-def _restored(kind: type[nn.Module], last: bool) -> nn.Module:
+def _restored(kind: Any, last: bool) -> nn.Module:
     """An empty module of the rewritten class, when one is copied or unpickled."""
     found = _rewritten(kind, last) or kind
-    return found.__new__(found)
+    return found.__new__(found)  # type: ignore[no-any-return]

@@ -102,6 +102,8 @@ def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) 
 
 def products_of(node: fx.Node, shapes: Mapping[str, Any]) -> dict[str, int]:
     """The multiply-adds of a call that multiplies tensors, for the whole batch: one product, or two of attention."""
+    if node.target not in PRODUCTS:
+        return {}
 
     def shape(index: int, name: str) -> list[int]:
         tensor = argument_of(node, index, name)
@@ -109,7 +111,7 @@ def products_of(node: fx.Node, shapes: Mapping[str, Any]) -> dict[str, int]:
         return list(found) if isinstance(found, torch.Size) else []
 
     result = shapes.get(node.name)
-    if node.target not in PRODUCTS or not isinstance(result, torch.Size):
+    if not isinstance(result, torch.Size):
         return {}
     if node.target is F.scaled_dot_product_attention:
         q, k, v = shape(0, "query"), shape(1, "key"), shape(2, "value")
