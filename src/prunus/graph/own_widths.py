@@ -85,7 +85,7 @@ def with_own_widths(module: nn.Module) -> type[nn.Module] | None:
     kind: Any = type(module)
     if hasattr(kind, "prunus_width"):
         return kind  # type: ignore[no-any-return]
-    code = getattr(kind.forward, "__code__", None)
+    code = getattr(_forward_of(kind), "__code__", None)
     if code is None or _ATTENTION.isdisjoint(code.co_names):
         return None
     linear = any(isinstance(child, nn.Linear) for child in module.children())
@@ -93,9 +93,14 @@ def with_own_widths(module: nn.Module) -> type[nn.Module] | None:
     return _rewritten(kind, linear) if linear or convolves else None
 
 
+def _forward_of(kind: type[nn.Module]) -> Any:
+    """The method as it is written: that of TorchScript modules cannot be asked for at the class."""
+    return next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
+
+
 @lru_cache(maxsize=256)
 def _rewritten(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
-    forward = kind.forward
+    forward = _forward_of(kind)
     if not isinstance(forward, FunctionType) or forward.__code__.co_freevars or hasattr(forward, "__wrapped__"):
         return None
     try:
