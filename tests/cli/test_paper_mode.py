@@ -14,7 +14,7 @@ from prunus.cli import prune as verb
 from prunus.cli.images import DataOptions
 from prunus.cli.network import NamedModel
 from prunus.cli.options import DeviceOptions
-from prunus.cli.paper_mode import paper_lines
+from prunus.cli.paper_mode import beside_the_paper
 from prunus.cli.prune import PruneOptions, Request
 from prunus.errors import RunError
 from prunus.run import checkup as run_estimate
@@ -103,22 +103,17 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     assert open_points[-1].endswith("no schedule for digits: that of its CIFAR experiments is used here.")
 
 
-def told(model: str, data: str, settings: pr.Settings, classes: int = 10) -> list[str]:
-    """What is printed before a run of a network in the paper."""
+def differing(model: str, data: str, settings: pr.Settings, classes: int = 10) -> list[str]:
+    """What differs from the paper in a run of a network in it."""
     request = Request(model, DataOptions(data), PruneOptions(), settings, DeviceOptions())
     side = 64 if model == "resnet50" else 8
     graph = pr.trace(create(model, classes), torch.zeros(1, 3, side, side), check=False)
-    return paper_lines(graph, request, NamedModel(model, model))
-
-
-def differing(said: list[str]) -> list[str]:
-    start = "different from the paper: "
-    return [line.removeprefix(start) for line in said if line.startswith(start)]
+    return beside_the_paper(graph, request, NamedModel(model, model))[1]
 
 
 def test_what_is_about_the_data_of_a_recipe_is_named_on_its_data_only() -> None:
     settings = pr.Settings.paper("cifar10", "resnet50", exclude=("conv1:out", "*.downsample.0:in"))
     block = "ResBlock1_1 has no selection here: it reads the stem, which is no stream."
-    assert differing(told("resnet50", "cifar10", settings)) == [block]
+    assert differing("resnet50", "cifar10", settings) == [block]
     recipe = load_recipe("resnet50-imagenet-a")
     assert len(recipe.departs) == 2 and recipe.departs[0].startswith("Augmentation") and recipe.departs[1] == block

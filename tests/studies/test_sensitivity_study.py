@@ -131,6 +131,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
         ({"iterations": 0}, "at least 1"),
         ({"target": 0.5}, "leave target out"),
         ({"speedup": 1.5}, "leave speedup out"),
+        ({"max_memory": 1000}, "leave max_memory out"),
         ({"epoch": 1}, "no setting called 'epoch': did you mean epochs"),
     ):
         with pytest.raises(DecideError, match=message):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunus.cli.console import say
@@ -41,35 +40,28 @@ def as_in_the_paper(request: Request, named: NamedModel, typed: Collection[str])
     return replace(request, settings=settings, options=options)
 
 
-def print_paper(network: nn.Module, images: AnyData, request: Request, named: NamedModel) -> list[str]:
+def print_paper(
+    network: nn.Module, images: AnyData, request: Request, named: NamedModel
+) -> tuple[list[str], list[str]]:
     """Print the settings, what differs from the paper, what it leaves open, and what the run will cost.
 
-    Returns the lines without the cost.
+    Returns what differs, and what is left open.
     """
     from prunus.graph.channel_graph import trace
     from prunus.util.batches import device_of, to_device
 
     graph = trace(network, to_device(images.example(), device_of(network)), request.settings.streams or "select")
-    lines = paper_lines(graph, request, named, user_data=isinstance(images, UserData))
+    followed, differs, left = beside_the_paper(graph, request, named, user_data=isinstance(images, UserData))
+    lines = [*followed, *(f"different from the paper: {text}" for text in differs)]
+    lines += [f"left open in the paper: {text}" for text in left]
     say("\n".join([*lines, _cost(graph, images, request), ""]))
-    return lines
+    return differs, left
 
 
-def write_differences(folder: Path, lines: Sequence[str]) -> None:
-    """Write what `print_paper` printed to differences.md, in the place of what the settings alone tell."""
-    from prunus.run.paper import DIFFERENCES, as_markdown
-    from prunus.util.files import write_atomically
-
-    kinds = {"different from the paper: ": list[str](), "left open in the paper: ": list[str]()}
-    for line in lines:
-        for start, found in kinds.items():
-            if line.startswith(start):
-                found.append(line.removeprefix(start))
-    write_atomically(folder / DIFFERENCES, as_markdown(*kinds.values()).encode())
-
-
-def paper_lines(graph: ChannelGraph, request: Request, named: NamedModel, *, user_data: bool = False) -> list[str]:
-    """The settings, what differs from the paper, and what it leaves open: lines to print.
+def beside_the_paper(
+    graph: ChannelGraph, request: Request, named: NamedModel, *, user_data: bool = False
+) -> tuple[list[str], list[str], list[str]]:
+    """The settings that follow the paper, what differs from it, and what it leaves open, in words.
 
     Args:
         graph: The network.
@@ -85,29 +77,28 @@ def paper_lines(graph: ChannelGraph, request: Request, named: NamedModel, *, use
     settings, options, data, recipe = request.settings, request.options, request.data.name, recipe_for(named.name)
     excluded = None if recipe is None else tuple(recipe.run.get("exclude", ()))
     ridge = " without a ridge, as printed" if option_of(settings, "ridge") == 0 else ""
-    lines = [
+    followed = [
         f"the paper's settings: G-SD{ridge}, Algorithm 1 on all held-out images, alpha {settings.alpha:g},",
         f"schedule {settings.preset}, no repair, no distillation",
     ]
     if recipe is None:
-        lines.append("no recipe has a network of this name: which layers are left alone is your choice (--exclude)")
+        followed.append("no recipe has a network of this name: which layers are left alone is your choice (--exclude)")
     elif settings.exclude and settings.exclude == excluded:
-        lines.append(f"not pruned, as in the paper: {', '.join(settings.exclude)}")
-
+        followed.append(f"not pruned, as in the paper: {', '.join(settings.exclude)}")
     units = len(candidates(graph, settings.exclude, settings.only))
     differs = departures(settings, data, named.name, exclude=excluded, units=units)
     if recipe is not None:  # what it says of its data set is true only there
         is_its_data = data.partition(":")[0] == recipe.run["data"].partition(":")[0]
         differs += recipe.departs if is_its_data else recipe.layers
-    if not user_data:
-        size = preset_of(schedule_for(data, named.name)).batch_size
-        if options.batch_size != size:
-            differs.append(f"batch_size {size} -> {options.batch_size}")
-        if not options.augment:
-            differs.append("augmentation of the training images -> none")
-    lines += [f"different from the paper: {text}" for text in differs]
-    lines += [f"left open in the paper: {text}" for text in left_open(settings, data)]
-    return [*lines, "left to your loaders: batch size and augmentation"] if user_data else lines
+    if user_data:
+        followed.append("left to your loaders: batch size and augmentation")
+        return followed, differs, [*left_open(settings, data)]
+    size = preset_of(schedule_for(data, named.name)).batch_size
+    if options.batch_size != size:
+        differs.append(f"batch_size {size} -> {options.batch_size}")
+    if not options.augment:
+        differs.append("augmentation of the training images -> none")
+    return followed, differs, [*left_open(settings, data)]
 
 
 def _cost(graph: ChannelGraph, images: AnyData, request: Request) -> str:

@@ -267,7 +267,7 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
 
     settings = request.settings
     network, images, parts, rank = open_request(request, named)
-    by_paper: list[str] = []
+    by_paper: tuple[list[str], list[str]] | None = None
     if request.options.paper and rank == 0:
         from prunus.cli.paper_mode import print_paper
 
@@ -281,10 +281,10 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
     leave()
     if rank:
         return None
-    if by_paper:
-        from prunus.cli.paper_mode import write_differences
+    if by_paper is not None:  # in the place of what the settings alone tell
+        from prunus.run.paper import DIFFERENCES, as_markdown
 
-        write_differences(folder, by_paper)
+        write_atomically(folder / DIFFERENCES, as_markdown(*by_paper).encode())
     small = _write_file(result, named, folder) if named.is_file else None
     page = write_report(folder)
     print_result(result, folder, page)

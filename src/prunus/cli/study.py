@@ -33,11 +33,12 @@ from prunus.cli.options import (
     Model,
     TrainingImages,
     Weights,
+    Without,
 )
 from prunus.deciding.settings import StreamSettings
 from prunus.errors import DataError, ModelError, PlanError
 from prunus.run.settings import RARE
-from prunus.studies.settings import EffectivenessSettings, SensitivityStudySettings, TimingSettings
+from prunus.studies.settings import DECIDED, EffectivenessSettings, SensitivityStudySettings, TimingSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
 from prunus.util.options import names, option
@@ -224,7 +225,7 @@ def sensitivity(
     model: Annotated[
         str, typer.Argument(help="Network: NAME=WEIGHTS, or the folder of a run"), Early(check_model_name)
     ],
-    settings: Annotated[SensitivityStudySettings, BySet(*RARE)],
+    settings: Annotated[SensitivityStudySettings, BySet(*RARE), Without(*DECIDED, "alpha", "timing")],
     data: DataOptions,
     images: StudyImages,
     device: DeviceOptions,

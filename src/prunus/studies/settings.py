@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from prunus.deciding.goal import Goal
 from prunus.deciding.settings import StreamSettings
 from prunus.errors import DecideError, ScoreError
 from prunus.repairing.repair import REPAIRS
@@ -94,8 +95,8 @@ class EffectivenessSettings(StreamSettings):
 
 # -- sensitivity
 
-# Settings of a run that the study sets:
-DECIDED = ("target", "speedup", "max_drop", "macs", "params", "ratio", "rounds", "split")
+# Settings of a run that the study sets; the command line does not offer them.
+DECIDED = (*(field.name for field in fields(Goal)), "rounds", "split")
 
 
 def share_or_folder(text: str) -> float | str:
@@ -104,10 +105,6 @@ def share_or_folder(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _decided() -> Any:
-    return option(None, "Set by the study", hidden=True)
 
 
 @dataclass(frozen=True)
@@ -140,16 +137,7 @@ class SensitivityStudySettings(Settings):
     )
     epochs: int = option(30, "Epochs of retraining in each iteration", group="Retraining", everyday=True, least=0)
     distill: bool = option(False, "Use the unpruned network as a teacher when retraining", group="Retraining")
-    alpha: float = option(3.0, "Solved so that the iterations reach the end", hidden=True)
     round_to: int | None = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
-    target: float | None = _decided()
-    speedup: float | None = _decided()
-    max_drop: float | None = _decided()
-    macs: float | None = _decided()
-    params: float | None = _decided()
-    ratio: float | None = _decided()
-    rounds: int | None = _decided()
-    split: str | None = _decided()
 
     def check(self) -> None:
         """Raise DecideError at once for what would otherwise fail after hours."""
