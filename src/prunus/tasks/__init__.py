@@ -107,6 +107,8 @@ class Task(Entry):
             images with the smallest magnitudes first: those change first when channels go.
         chance: Outputs -> the quality that guessing would have.
         reference: Inputs of the network -> what stands in for labels, which are then not read; see `prunus.agreement`.
+        as_labels: Outputs of the original network -> the labels that they stand for, such as its boxes. Without labels
+            the quality is then this task's own; see `prunus.agreement`.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -122,6 +124,7 @@ class Task(Entry):
     margins: Callable[[Any, Any], Tensor] | None = None
     chance: Callable[[Any], float] | None = None
     reference: Callable[[Any], Any] | None = None
+    as_labels: Callable[[Any], Any] | None = None
 
     @property
     def measured(self) -> Quality:

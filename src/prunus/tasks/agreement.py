@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from prunus.errors import DataError, ModelError
 from prunus.tasks import UNLABELLED, Quality, Task, task_of
@@ -29,6 +31,9 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
     1 - squared distance of the outputs / variance of the original's outputs, in per cent: the mean over the tensors
     of the output, each with a variance about the means of its channels. The loss is that of distillation.
 
+    For detection the labels are the boxes of `original` with a score of 0.25 or more, and quality and loss are those of
+    the task. So it is for every task that makes labels of outputs (`as_labels`).
+
     Args:
         original: The network to agree with. It is not changed.
         task: What it is for; classification by default.
@@ -36,6 +41,10 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
     if not isinstance(original, nn.Module):
         raise ModelError(f"expected agreement(original, task) with a torch.nn.Module, got {type(original).__name__}")
     given = task_of(task)
+    name, answers = f"{given.name or 'own'}{UNLABELLED}", _Answers(original, given)
+    if given.as_labels is not None:
+        quality = replace(given.measured, name=f"{given.measured.name} against the original")
+        return replace(given, name=name, quality=quality, reference=answers)
     if given.label_kind in ("classes", "masks"):
         quality = Quality(same_class, AGREEMENT, "%")
     else:
@@ -43,7 +52,7 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
     distance = given.distil or squared_distance
     by_class = given.label_kind == "classes"
     return Task(
-        name=f"{given.name or 'own'}{UNLABELLED}",
+        name=name,
         loss=lambda outputs, answers: distance(outputs, answers, 1.0),
         quality=quality,
         inputs=given.inputs,
@@ -51,7 +60,7 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
         check=check_same_shapes,
         distil=given.distil,
         margins=(lambda logits, answers: margins(logits, answers.argmax(1))) if by_class else None,
-        reference=_Answers(original, given),
+        reference=answers,
     )
 
 
@@ -98,10 +107,10 @@ def share_explained(sums: Tensor) -> float:
 
 
 class _Answers:
-    """Inputs -> what the original network answers. Answers to images that come again are not computed again."""
+    """Inputs -> what the original network answers, or its labels. Those of images that come again are kept."""
 
     def __init__(self, original: nn.Module, task: Task) -> None:
-        self._original, self._outputs = original, task.outputs
+        self._original, self._task = original, task
         self._kept: dict[bytes, Any] = {}
         self._room = KEPT_BYTES
 
@@ -111,13 +120,16 @@ class _Answers:
             return self._kept[key]
         with evaluating(self._original), generators_kept(), torch.no_grad():
             output = call(self._original, move(images, device_of(self._original)))
-            answer = output if self._outputs is None else self._outputs(output)
+            answer = output if self._task.outputs is None else self._task.outputs(output)
         tensors = list(tensors_of(answer))
         if not all(bool(tensor.isfinite().all()) for tensor in tensors):
             raise ModelError(
                 "the original network's outputs are NaN or infinite, so nothing can agree with them: check its "
                 "weights, and mean and std of the images"
             )
+        if self._task.as_labels is not None:
+            answer = self._task.as_labels(answer)
+            tensors = [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if size <= self._room:
             self._room -= size

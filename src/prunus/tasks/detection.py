@@ -25,7 +25,7 @@ from prunus.errors import DataError, ModelError, RunError
 from prunus.tasks import ByClass, Quality, Task
 
 Decoder = Callable[[Any], Sequence[Mapping[str, Tensor]]]
-CONFIDENT = 0.25  # the score from which a box is shown, and counts in the loss
+CONFIDENT = 0.25  # the score from which a box is shown, counts in the loss, and is a label where images have none
 IOU = 0.5  # overlap from which a box is found, in the loss
 MOST = 100  # boxes of an image that COCO looks at
 LEAST_SCORE = 0.001  # candidates below it change average precision by nothing
@@ -290,7 +290,11 @@ def precisions(items: Sequence[DetectedImage]) -> Tensor:
         answers += rows(image, item.found.boxes, item.found.labels, "score", item.found.scores)
     sizes = _sizes(items)
     if not sizes.any():
-        raise DataError("no image has a box, so that average precision has no meaning: check the labels")
+        raise DataError(
+            "no image has a box, so that average precision has no meaning: check the labels. Without labels, the "
+            f"original network found nothing with a score of {CONFIDENT} or more: check its weights, and mean, std and "
+            "size of the images"
+        )
     if not answers:
         return torch.where(sizes > 0, 0.0, torch.nan).expand(10, -1).double()
     for number, truth in enumerate(truths, start=1):
@@ -349,6 +353,16 @@ def missed(predictions: Predictions, labels: Sequence[Mapping[str, Tensor]]) -> 
     return torch.tensor(values).mean() if values else torch.zeros(())
 
 
+def sure_boxes(predictions: Predictions) -> list[dict[str, Tensor]]:
+    """Labels for images that have none: the boxes with a score of 0.25 or more, the best 100 of each image."""
+    labels = []
+    for found in predictions.images:
+        sure = found.above(CONFIDENT).best(MOST)
+        real = sure.pick((sure.boxes[:, 2:] > sure.boxes[:, :2]).all(1))
+        labels.append({"boxes": real.boxes, "labels": real.labels})
+    return labels
+
+
 def detection(
     decode: Decoder | None = None,
     *,
@@ -379,6 +393,7 @@ def detection(
         quality=Quality(detected_images, "AP50-95", "%", average_precision, collects=True, details=at_overlaps),
         outputs=wrapped,
         check=check_boxes,
+        as_labels=sure_boxes,
         by_class=ByClass("AP50-95", None, lambda items: precisions(items).mean(0), _sizes, of="boxes"),
     )
 

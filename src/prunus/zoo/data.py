@@ -184,7 +184,7 @@ def load(
         workers: Number of processes that decode image files; images in memory need none.
         max_corrupt: Largest number of files that may fail to decode in an epoch; by default 20, and at most one in 20.
         labels: Of `folder:PATH`: folders of classes, masks, several labels from a CSV, or boxes; None takes what is
-            there. A folder of images alone has none.
+            there. A folder of images alone has none; with "boxes" they are letterboxed.
     """
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}")
@@ -237,7 +237,10 @@ def _read(
     if name == "folder":
         place = Path(path).expanduser()
         if not boxes.has_boxes(place) and folders.has_no_labels(place):
-            return folders.read_unlabelled(place, size)
+            known, *parts = folders.read_unlabelled(place, size)
+            if labels == "boxes":  # letterboxed, as images with boxes are
+                parts = [images and replace(images, boxes=(boxes.NO_BOXES,) * len(images.labels)) for images in parts]
+            return known, *parts
         there = next(kind for kind, folder in _FOLDERS.items() if folder.is_there(place))
         top = place / "train" if (place / "train").is_dir() else place
         by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
