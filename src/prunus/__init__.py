@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from prunus.tasks.builtin import regression, segmentation
     from prunus.tasks.detection import detection
     from prunus.tasks.evaluate import Evaluation, evaluate
-    from prunus.tasks.one_stage import one_stage
+    from prunus.tasks.one_stage import one_stage, two_stage
     from prunus.timing.latency import Timing, latency
     from prunus.train.fit import Fitted, fit
     from prunus.train.mimic import Mimicked, mimic
@@ -151,6 +151,7 @@ __all__ = [
     "sensitivity",
     "studies",
     "trace",
+    "two_stage",
     "ultralytics",
     "uniform",
     "zeroed",

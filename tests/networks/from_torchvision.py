@@ -60,8 +60,11 @@ def library() -> Any:
         torch.library.define(f"torchvision::{operator}", schema)
     torch.library.impl("torchvision::nms", "CPU", non_maximum_suppression)
     models = importlib.import_module("torchvision.models")
-    # It asks for its compiled operators before each nms; the other one, RoIAlign, it has in Python too.
+    # It asks for its compiled operators before each nms; the other one, RoIAlign, it has in Python too, where it would
+    # compile it at the first call.
     importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
+    aligning = importlib.import_module("torchvision.ops.roi_align")
+    aligning._roi_align = aligning._roi_align.__wrapped__
     return models
 
 

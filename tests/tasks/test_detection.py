@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ def test_without_labels_the_boxes_of_the_original_are_the_labels() -> None:
     assert measured.loss == pytest.approx(1 - 4 / 5)
     wrong = [{"boxes": torch.tensor([[1.0, 1.0, 2.0, 2.0]]), "labels": torch.tensor([1])}]
     assert pr.evaluate(fixed(answer), [(IMAGE, wrong)], task=task) == measured  # labels are not read
-    assert pr.evaluate(original, [IMAGE], task=task).quality == 1.0
+    itself = fixed(answer)
+    assert pr.evaluate(itself, [IMAGE], task=pr.agreement(itself, "detection")).quality == 1.0
     with pytest.raises(DataError, match=r"found nothing with a score of 0\.25 or more"):
         pr.evaluate(fixed(answer), [IMAGE], task=pr.agreement(fixed([row([[0, 0, 9, 9]], [0.2], [0])]), "detection"))
 
@@ -244,6 +246,17 @@ def test_pruned_repaired_and_mimicked_and_each_class() -> None:
     assert classes is not None and classes.sizes == (32, 32)
     values = [value for value in classes.values if value is not None]
     assert sum(values) / 2 == pytest.approx(whole.quality) == pytest.approx(before["quality"])
+
+
+@pytest.mark.parametrize("part", ["holdout", "test"])
+def test_wrong_classes_are_found_before_anything_is_measured(part: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    parts = {name: scenes.batches(8, seed) for seed, name in enumerate(("train", "holdout", "test"))}
+    parts[part][0][1][3]["labels"][0] = 7
+    how: dict[str, Any] = {"target": 0.3, "task": "detection", "timing": False, "folder": tmp_path / "run"}
+    with pytest.raises(DataError, match=f"{part}: batch 0, image 3 has boxes of the classes 1 to 7, .* 2 classes"):
+        pr.compress(scenes.Detector(), parts["train"], parts["holdout"], test=parts["test"], **how)
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_needs_a_loss_of_the_detector() -> None:

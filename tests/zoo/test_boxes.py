@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from prunus.errors import DataError
+from prunus.tasks.detection import scaled_back
 from prunus.zoo.boxes import GREY, letterbox
 from prunus.zoo.data import load
 from tests.tasks.scenes import drawn, write_yolo
@@ -107,6 +108,17 @@ def test_a_letterbox_keeps_the_ratio_of_the_sides(tmp_path: Path) -> None:
         bright = np.argwhere(image[0] > 160)
         want = [*bright.min(0)[::-1], *(bright.max(0)[::-1] + 1)]
         assert labels["boxes"][0].tolist() == pytest.approx(want, abs=1.5)
+
+
+def test_the_size_of_the_letterbox_does_not_change_the_boxes_of_the_file(tmp_path: Path) -> None:
+    write_yolo(tmp_path, {"train": 4})
+    small, large = (
+        labels_of(load(f"folder:{tmp_path}", holdout="none", **{**HOW, "size": size}), "train") for size in (32, 80)
+    )
+    for one, other in zip(small, large, strict=True):
+        assert torch.allclose(one["boxes"] * 2.5, other["boxes"], atol=1e-3)
+        assert other["frame"].tolist() == [2.5, 0, 0, 32, 32]
+        assert torch.allclose(scaled_back(other["boxes"], other["frame"]), one["boxes"], atol=1e-3)
 
 
 def test_images_without_labels_are_letterboxed_too(tmp_path: Path) -> None:

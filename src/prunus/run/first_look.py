@@ -134,8 +134,10 @@ class Look:
                 return
             try:
                 outputs = output if task.outputs is None else task.outputs(output)
-                if isinstance(outputs, Tensor) and outputs.ndim and len(outputs) == 1 and task.check is not None:
-                    # The labels of all images, beside the output of the first one.
+                # The labels of all images, beside the output of the first one.
+                if task.check is not None and task.label_kind == "boxes":
+                    task.check(outputs, self.labels, 0)
+                elif isinstance(outputs, Tensor) and outputs.ndim and len(outputs) == 1 and task.check is not None:
                     task.check(outputs.expand(count, *outputs.shape[1:]), to_device(self.labels, outputs.device), 0)
             except PrunusError as error:
                 raise type(error)(f"{self.name}: {error}") from error

@@ -1,8 +1,12 @@
-"""One-stage detectors of torchvision (SSD, SSDlite, RetinaNet, FCOS): the part that can be traced, and its task.
+"""Detectors of torchvision: the part that can be traced, and its task.
 
-    dense, task = prunus.one_stage(detector, size=320)
+    dense, task = prunus.one_stage(detector, size=320)                  # SSD, SSDlite, RetinaNet, FCOS
     result = prunus.compress(dense, train, holdout, speedup=1.4, task=task)
     detector.backbone, detector.head = result.model.backbone, result.model.head
+
+    first, task = prunus.two_stage(detector, size=320)                  # Faster R-CNN
+    result = prunus.compress(first, train, holdout, speedup=1.4, task=task)
+    detector.backbone, detector.rpn.head = result.model.backbone, result.model.head
 
 A detector returns as many boxes as it finds, so its forward has no fixed graph. Backbone and head have one. The choice
 of boxes, and the loss, are the detector's own: it runs with what backbone and head have computed.
@@ -11,7 +15,7 @@ of boxes, and the loss, are the detector's own: it runs with what backbone and h
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +25,7 @@ from torch import Tensor, nn
 from prunus.errors import ModelError
 from prunus.tasks import Task
 from prunus.tasks.detection import detection
+from prunus.tasks.evaluate import tensors_of
 from prunus.util.batches import device_of
 from prunus.util.state import evaluating
 
@@ -36,7 +41,28 @@ class OneStage(nn.Module):
 
     def forward(self, images: Tensor) -> Any:
         """The outputs of the head."""
-        return self.head(list(self.backbone(images).values()))
+        return self.head(list(_by_name(self.backbone(images)).values()))
+
+
+class FirstStage(nn.Module):
+    """Backbone and region proposals of a Faster R-CNN: images [N, 3, size, size], normalised -> maps and proposals.
+
+    The maps are outputs, because the second stage reads them at the proposed boxes: they keep their channels.
+    """
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone, self.head = detector.backbone, detector.rpn.head
+
+    def forward(self, images: Tensor) -> dict[str, Any]:
+        """Feature maps by name, and for each map how likely objects are and where."""
+        maps = _by_name(self.backbone(images))
+        return {"maps": maps, "proposals": self.head(list(maps.values()))}
+
+
+def _by_name(maps: Any) -> Mapping[str, Tensor]:
+    """The feature maps of a backbone, of which torchvision calls a single one "0"."""
+    return {"0": maps} if isinstance(maps, Tensor) else maps
 
 
 class _Given:
@@ -75,29 +101,71 @@ def one_stage(detector: nn.Module, size: int) -> tuple[OneStage, Task]:
         size: Height and width of its images in pixels.
 
     Raises:
-        ModelError: It is another kind of detector. Of Faster R-CNN only parts can be traced: prune `detector.backbone`.
+        ModelError: It is another kind of detector.
     """
-    parts = ("backbone", "head", "transform", "anchor_generator", "postprocess_detections")
-    missing = [part for part in parts if not hasattr(detector, part)]
-    if missing:
-        raise ModelError(
-            f"{type(detector).__name__} is no one-stage detector of torchvision: it has no {missing[0]}. Of a two-"
-            "stage detector, such as Faster R-CNN, prune the backbone, with evaluate= that runs the whole detector"
-        )
-    dense, offset = OneStage(detector), int(type(detector).__name__ in BACKGROUND)
+    _check_parts(detector, ("backbone", "head", "transform", "anchor_generator", "postprocess_detections"), "one-stage")
+    dense = OneStage(detector)
     with evaluating(detector), torch.no_grad():
-        maps = dense.backbone(torch.zeros(1, 3, size, size, device=device_of(detector)))
-    if not isinstance(maps, Mapping):
-        raise ModelError(f"the backbone of {type(detector).__name__} should return feature maps by name")
+        maps = _by_name(dense.backbone(torch.zeros(1, 3, size, size, device=device_of(detector))))
     grids = {name: tuple(value.shape[-2:]) for name, value in maps.items()}
 
-    def whole(output: Mapping[str, Tensor], training: bool) -> Any:
-        """The detector with an output of its head in the place of backbone, head and transform."""
+    def given(output: Mapping[str, Tensor], _training: bool) -> dict[str, Any]:
         first = next(iter(output.values()))
         features = {name: first.new_zeros(len(first), 1, *grid) for name, grid in grids.items()}
-        backbone, head = _Given(features, detector.backbone), _Given(dict(output), detector.head)
+        return {"backbone": _Given(features, detector.backbone), "head": _Given(dict(output), detector.head)}
+
+    return dense, _task(detector, size, given, offset=int(type(detector).__name__ in BACKGROUND))
+
+
+def two_stage(detector: nn.Module, size: int) -> tuple[FirstStage, Task]:
+    """The first stage of a Faster R-CNN as a network that can be pruned, and the task detection for the whole detector.
+
+    Boxes and loss are those of the whole: the second stage runs on what the pruned first stage has computed. Images and
+    labels are as for `one_stage`. The box head is a network of its own: see docs/tasks.md.
+
+    Args:
+        detector: A Faster R-CNN of torchvision.
+        size: Height and width of its images in pixels.
+
+    Raises:
+        ModelError: It is another kind of detector.
+    """
+    _check_parts(detector, ("backbone", "rpn", "roi_heads", "transform"), "two-stage")
+
+    def given(output: Mapping[str, Any], training: bool) -> dict[str, Any]:
+        rpn, heads = copy.copy(detector.rpn), copy.copy(detector.roi_heads)
+        rpn._modules = {**rpn._modules, "head": _Given(output["proposals"], detector.rpn.head)}  # type: ignore[union-attr, operator, dict-item]
+        rpn.training = heads.training = training
+        return {"backbone": _Given(output["maps"], detector.backbone), "rpn": rpn, "roi_heads": heads}
+
+    return FirstStage(detector), _task(detector, size, given, offset=1)
+
+
+def _check_parts(detector: nn.Module, parts: Sequence[str], kind: str) -> None:
+    missing = [part for part in parts if not hasattr(detector, part)]
+    if missing:
+        other = "two_stage" if hasattr(detector, "roi_heads") else "one_stage" if hasattr(detector, "head") else ""
+        raise ModelError(
+            f"{type(detector).__name__} is no {kind} detector of torchvision: it has no {missing[0]}"
+            + (f"; take prunus.{other}" if other else "")
+        )
+
+
+def _task(detector: nn.Module, size: int, given: Callable[[Any, bool], dict[str, Any]], offset: int) -> Task:
+    """The task whose boxes and loss are the detector's own.
+
+    Args:
+        detector: The whole.
+        size: Height and width of its images.
+        given: (output of the traced part, whether losses are wanted) -> the modules that stand in for this part.
+        offset: The class of the detector that labels call 0.
+    """
+
+    def whole(output: Any, training: bool) -> Any:
+        """The detector with the output of its traced part in the place of this part, and of the transform."""
+        first = next(tensors_of(output))
         runner: Any = copy.copy(detector)
-        runner._modules = {**detector._modules, "backbone": backbone, "head": head, "transform": _AsTheyAre()}
+        runner._modules = {**detector._modules, **given(output, training), "transform": _AsTheyAre()}
         runner.training = training
         return runner, list(first.new_zeros(len(first), 3, size, size))
 
@@ -110,4 +178,4 @@ def one_stage(detector: nn.Module, size: int) -> tuple[OneStage, Task]:
         losses = runner(images, [{"boxes": one["boxes"], "labels": one["labels"] + offset} for one in labels])
         return torch.stack(list(losses.values())).sum()
 
-    return dense, detection(decode, loss=loss)
+    return detection(decode, loss=loss)

@@ -54,8 +54,8 @@ def read_boxes(path: Path, size: int | None) -> FolderData:
     if not has_boxes(path):
         raise DataError(
             f"{path}: for detection, expected a YAML file of ultralytics (train, val, names), COCO's "
-            "annotations/instances_train*.json, or the folders images and labels with a text file for each image, here "
-            "or in train and in test (or val)"
+            "annotations/instances_train*.json, the folders images and labels with a text file for each image, here or "
+            "in train and in test (or val), or a folder of images alone, without labels"
         )
     return _read_yolo(path, {part: images for part, (images, _) in beside(path, "labels").items()}, None, size)
 
