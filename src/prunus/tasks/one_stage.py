@@ -117,7 +117,7 @@ def one_stage(detector: nn.Module, size: int) -> tuple[OneStage, Task]:
     return dense, _task(detector, size, given, offset=int(type(detector).__name__ in BACKGROUND))
 
 
-def two_stage(detector: nn.Module, size: int) -> tuple[FirstStage, Task]:
+def two_stage(detector: Any, size: int) -> tuple[FirstStage, Task]:
     """The first stage of a Faster R-CNN as a network that can be pruned, and the task detection for the whole detector.
 
     Boxes and loss are those of the whole: the second stage runs on what the pruned first stage has computed. Images and
@@ -134,7 +134,7 @@ def two_stage(detector: nn.Module, size: int) -> tuple[FirstStage, Task]:
 
     def given(output: Mapping[str, Any], training: bool) -> dict[str, Any]:
         rpn, heads = copy.copy(detector.rpn), copy.copy(detector.roi_heads)
-        rpn._modules = {**rpn._modules, "head": _Given(output["proposals"], detector.rpn.head)}  # type: ignore[union-attr, operator, dict-item]
+        rpn._modules = {**rpn._modules, "head": _Given(output["proposals"], detector.rpn.head)}
         rpn.training = heads.training = training
         return {"backbone": _Given(output["maps"], detector.backbone), "rpn": rpn, "roi_heads": heads}
 

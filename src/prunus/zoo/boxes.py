@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -279,6 +280,12 @@ def _tell_of_missing(path: Path, names: Sequence[str], train: FileImages) -> Non
 
 
 # -- square images
+
+
+def letterboxed(found: FolderData) -> FolderData:
+    """Images without labels, to be letterboxed as images with boxes are."""
+    train, test = (images and replace(images, boxes=(NO_BOXES,) * len(images.paths)) for images in found[1:])
+    return found[0], train, test
 
 
 def letterbox(

@@ -237,10 +237,8 @@ def _read(
     if name == "folder":
         place = Path(path).expanduser()
         if not boxes.has_boxes(place) and folders.has_no_labels(place):
-            known, *parts = folders.read_unlabelled(place, size)
-            if labels == "boxes":  # letterboxed, as images with boxes are
-                parts = [images and replace(images, boxes=(boxes.NO_BOXES,) * len(images.labels)) for images in parts]
-            return known, *parts
+            found = folders.read_unlabelled(place, size)
+            return boxes.letterboxed(found) if labels == "boxes" else found
         there = next(kind for kind, folder in _FOLDERS.items() if folder.is_there(place))
         top = place / "train" if (place / "train").is_dir() else place
         by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
