@@ -83,12 +83,22 @@ def moved(m: Any, h: Tensor) -> Tensor:
     return m.slow(h)
 
 
+def averaged(m: Any, h: Tensor) -> Tensor:
+    """Only training calls a layer, whose weights follow those of another one."""
+    if not m.training:
+        return h
+    with torch.no_grad():
+        for fast, slow in zip(m.b.parameters(), m.slow.parameters(), strict=True):
+            slow.lerp_(fast, 0.1)
+    return m.slow(h)
+
+
 class InClass(Plain):
     def between(self, h: Tensor) -> Tensor:
         return moved(self, h)
 
 
-@pytest.mark.parametrize("build", [InClass, partial(Plain, moved), partial(Plain, partial(moved))])
+@pytest.mark.parametrize("build", [InClass, *(partial(Plain, f) for f in (moved, partial(moved), averaged))])
 @pytest.mark.parametrize("training", [False, True])
 def test_weights_that_forward_writes_are_restored(build: Callable[..., nn.Module], training: bool) -> None:
     """Whether a method writes them, a function among the attributes, or a partial."""
@@ -118,16 +128,33 @@ def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
     assert shapes(small, 4, 3, 24, 24) == [(1, 3, 24, 24), (2, 3, 24, 36)]
 
 
+LAST = torch.channels_last
+
+
+def does_not_divide(x: Tensor) -> bool:
+    try:
+        x.reshape(*x.shape[:-2], 4, x.shape[-2] // 4, x.shape[-1])
+    except RuntimeError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(
     "other",
     [
         lambda x: min(x.shape[2:]) > 20,
+        lambda x: min(x.shape[2:]) < 12,
+        lambda x: x.shape[-1] / x.shape[-2] > 2,
+        lambda x: len(x) > 4,
+        lambda x: x.is_contiguous(memory_format=LAST),
+        lambda x: x.dim() == 3,
+        does_not_divide,
         lambda x: x[0].numel() > 2000,
         lambda x: len(x[0, 0]) > 18,
         lambda x: x.size(-1) % 2 == 1,
         lambda x: x.shape[0] > 3,
     ],
-    ids=["least side", "numbers", "length", "odd", "images"],
+    ids=["side", "least side", "wide", "batch", "layout", "no batch", "divided", "numbers", "length", "odd", "images"],
 )
 def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[Tensor], bool]) -> None:
     """A channel of `a` that is removed would be missing in the mean; those of `b` go."""
@@ -135,7 +162,7 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
 
     def forward(m: Any, x: Tensor) -> Tensor:
         h = torch.relu(m.a(x))
-        return m.c(torch.relu(m.b(centred(h) if other(x) else h)))
+        return m.c(torch.relu(m.b(h - h.mean(-3, keepdim=True) if other(x) else h)))
 
     model = Network(forward, a=nn.Conv2d(3, 8, 3, padding=1), b=nn.Conv2d(8, 8, 1), c=nn.Conv2d(8, 2, 1))
     model = model.double().eval()
@@ -143,8 +170,8 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
     assert list(graph.units) == ["b:out"] and "first at mean" in graph.frozen["a"]
     keep = {"b:out": [1, 2, 5]}
     small = pr.prune(graph, pr.Plan.of(graph, keep))
-    for shape in ((2, 3, 16, 16), (2, 3, 40, 48), (2, 3, 17, 19), (5, 3, 16, 16)):
-        picture = torch.randn(shape, dtype=torch.float64)
+    shapes = ((2, 3, 16, 16), (2, 3, 40, 48), (2, 3, 17, 19), (5, 3, 16, 16), (1, 3, 8, 8), (2, 3, 16, 40), (3, 16, 16))
+    for picture in (*(torch.randn(shape, dtype=torch.float64) for shape in shapes), PICTURE.to(memory_format=LAST)):
         with proof.masked(model, graph, keep):
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12
 

@@ -100,3 +100,13 @@ def test_what_has_not_changed_is_not_written_to() -> None:
     model(torch.randn(2, 3))
     state.restore()
     assert [tensor._version for tensor in model.state_dict().values()] == versions
+
+
+def test_memory_that_code_exchanges_is_put_back() -> None:
+    """As in layers that merge weights, and keep the others aside: these must not be written over."""
+    layer, aside = nn.Linear(2, 2), torch.zeros(2, 2)
+    before, memory = layer.weight.detach().clone(), layer.weight.data_ptr()
+    with module_state_kept(layer, weights=True):
+        layer.weight.data = aside
+    assert not aside.any()
+    assert torch.equal(layer.weight, before) and layer.weight.data_ptr() == memory

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.surgery import copy_sharing
 from prunus.graph.traced import Example, as_call, named_modules
-from prunus.graph.watch import Inside, Watch, WithoutDropout
+from prunus.graph.watch import Inside, Sample, Watch, WithoutDropout
 from prunus.util.state import (
     ModuleState,
     evaluating,
@@ -66,7 +66,7 @@ def randomised(example: Example) -> Example:
         if not (torch.isfinite(spread) and spread > 0):
             spread, mean = torch.ones(()), torch.zeros(())
         numbers = torch.randn(value.shape, generator=generator, dtype=torch.float64) * spread + mean
-        return numbers.to(value.device, value.dtype)
+        return torch.empty_like(value).copy_(numbers)  # in the memory format of the example
 
     return tree_map(drawn, example)
 
@@ -290,28 +290,26 @@ def _places_apart(got: Run, want: Run) -> list[tuple[tuple[Any, ...], float]]:
         and one.met[place] == other.met[place]
     ]
     known = _at_once([(noted.sample, same.sample) for noted, same in pairs])
+    return [(noted.where, apart) for (noted, _), apart in zip(pairs, known, strict=True)]
+
+
+def _at_once(pairs: list[tuple[Sample, Sample]]) -> list[float]:
+    """The largest difference of each pair relative to the spread of the second: all in a few steps if numbers are
+    finite and vary."""
+    distances = [-1.0] * len(pairs)
+    if len({sample.dtype for pair in pairs for sample in pair}) == 1 and all(want.size for _, want in pairs):
+        lengths = torch.tensor([want.size for _, want in pairs])
+        got, want = (torch.from_numpy(np.concatenate([pair[side].reshape(-1) for pair in pairs])) for side in (0, 1))
+        gaps = (got - want).abs_()
+        if bool(gaps.isfinite().all()) and bool(want.isfinite().all()):
+            gap, highest = (torch.segment_reduce(numbers, "max", lengths=lengths) for numbers in (gaps, want))
+            lowest, mean = (torch.segment_reduce(want, how, lengths=lengths) for how in ("min", "mean"))
+            spread = torch.maximum(highest - mean, mean - lowest)
+            distances = torch.where(spread > 0, gap / spread, -1.0).tolist()
     return [
-        (noted.where, tensor_distance(noted.sample, same.sample, by_parts=False) if apart is None else apart)
-        for (noted, same), apart in zip(pairs, known, strict=True)
+        tensor_distance(torch.from_numpy(got), torch.from_numpy(want), by_parts=False) if known < 0 else known
+        for (got, want), known in zip(pairs, distances, strict=True)
     ]
-
-
-def _at_once(pairs: list[tuple[Tensor, Tensor]]) -> list[float | None]:
-    """The largest difference of each pair relative to the spread of the second, all in a few steps; None where numbers
-    are not finite or do not vary."""
-    kinds = {(got.dtype, want.dtype, want.device) for got, want in pairs}
-    unlike = len(kinds) != 1 or not {kind for pair in kinds for kind in pair[:2]} <= {torch.float32, torch.float64}
-    if unlike or not all(want.numel() for _, want in pairs):
-        return [None] * len(pairs)
-    lengths = torch.tensor([want.numel() for _, want in pairs], device=pairs[0][1].device)
-    got, want = (torch.cat([pair[side].reshape(-1) for pair in pairs]) for side in (0, 1))
-    gaps = (got - want).abs_()
-    if not bool(gaps.isfinite().all()) or not bool(want.isfinite().all()):
-        return [None] * len(pairs)
-    gap, highest = (torch.segment_reduce(numbers, "max", lengths=lengths) for numbers in (gaps, want))
-    lowest, mean = (torch.segment_reduce(want, how, lengths=lengths) for how in ("min", "mean"))
-    spread = torch.maximum(highest - mean, mean - lowest)
-    return [apart if wide > 0 else None for apart, wide in zip((gap / spread).tolist(), spread.tolist(), strict=True)]
 
 
 # -- the values in an output, whatever its structure, and how far two outputs are apart

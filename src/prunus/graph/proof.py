@@ -30,8 +30,8 @@ from prunus.graph.discover import tensors_behind
 from prunus.graph.labels import Mismatch, present
 from prunus.graph.replay import Slices, replay, replay_plan
 from prunus.graph.surgery import carve, depthwise_filters, zeroed
-from prunus.graph.traced import MIXING, is_depthwise, named_modules
-from prunus.graph.trials import Trial, check_recording, constants_varied, may_write_weights, trials_for
+from prunus.graph.traced import MIXING, is_depthwise, may_write_weights, named_modules
+from prunus.graph.trials import Trial, check_recording, constants_varied, trials_for
 from prunus.graph.units import Indices, Keep, Unit
 from prunus.graph.watch import Inside
 from prunus.util.state import module_state_kept, undisturbed

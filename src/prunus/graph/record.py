@@ -48,6 +48,7 @@ from prunus.graph.traced import (
     argument_of,
     attribute_of,
     autocast_state,
+    may_write_weights,
     named_modules,
 )
 from prunus.util.state import (
@@ -90,7 +91,7 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         for module in model.modules():
             module.training = not is_leaf(module)
     arguments = read_arguments(model, example)
-    state, shared = ModuleState(model), SharedState(model)
+    state, shared = ModuleState(model, weights=may_write_weights(model)), SharedState(model)
     with nothing_compiled():
         try:
             tracer = _run_tracer(model, arguments, example, training, state)

@@ -5,9 +5,12 @@ Everything that reads or runs a graph depends on this form only, not on how the 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FunctionType
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +22,10 @@ from prunus.errors import TraceError
 
 Example = Any  # a tensor, a tuple of positional arguments or a dict of keyword arguments
 Shapes = Any  # the nesting of a node's value, with a torch.Size for each tensor
+
+# Types of most attributes of modules; and what code names that writes to weights, besides methods that work in place.
+_NOT_CALLED = frozenset((int, float, bool, str, type(None), tuple, list, dict, set, OrderedDict))
+_WRITERS = frozenset(("data", "parameters", "named_parameters", "no_grad", "load_state_dict"))
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,50 @@ def methods_of(kind: type) -> Iterator[FunctionType]:
                 function = getattr(function, "__wrapped__", function)
                 if isinstance(function, FunctionType):
                     yield function
+
+
+def may_write_weights(model: nn.Module) -> bool:
+    """Whether code of the model may write to weights of its layers, as a moving average of weights does.
+
+    That is the code of its modules besides PyTorch's own: their methods, functions inside them, functions of their
+    Python modules that they name, and what can be called among their attributes and hooks.
+    """
+    modules = [module for _, module in named_modules(model)]
+    functions = [method for kind in {type(module) for module in modules} for method in methods_of(kind)]
+    for module in modules:
+        for value in (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            functions += () if type(value) in _NOT_CALLED else _functions_in(value)
+    waiting = [(function.__code__, function.__globals__) for function in functions]
+    codes: set[CodeType] = set()
+    while waiting:
+        code, names = waiting.pop()
+        if code in codes:
+            continue
+        codes.add(code)
+        writes = (name in _WRITERS or (name.endswith("_") and not name.endswith("__")) for name in code.co_names)
+        if "init" not in code.co_name and any(writes):
+            return True
+        waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
+        named = [names.get(name) for name in code.co_names]
+        helpers = [vars(m).get(name) for m in named if isinstance(m, ModuleType) for name in code.co_names]
+        for called in (*named, *helpers):
+            waiting += [(function.__code__, function.__globals__) for function in _functions_in(called)]
+    return False
+
+
+def _functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
+    """The functions, besides those of PyTorch and of this package, that run if a value is called: also those of
+    partials, methods, decorated functions and objects."""
+    if isinstance(value, partial):
+        value = value.func
+    value = getattr(value, "__func__", value)
+    if not isinstance(value, FunctionType) and not isinstance(value, type | nn.Module):
+        value = getattr(type(value), "__call__", None)  # noqa: B004  (the function itself)
+    if isinstance(value, FunctionType) and depth < 4 and not (value.__module__ or "").startswith(("torch.", "prunus.")):
+        yield value
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                yield from _functions_in(cell.cell_contents, depth + 1)
 
 
 def argument_of(node: fx.Node, index: int, name: str, default: Any = None) -> Any:

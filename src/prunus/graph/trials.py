@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from prunus.graph.compare import (
     run_of,
 )
 from prunus.graph.runner import GraphRunner, last_uses
-from prunus.graph.traced import Example, Traced, methods_of, named_modules
+from prunus.graph.traced import Example, Traced, named_modules
 from prunus.graph.watch import Inside, Watch
 from prunus.util.state import generators_kept, module_state_kept
 
@@ -38,9 +36,6 @@ _HALVED = 32  # pixels of the smallest side that is halved
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
 _MOST_IMAGES = 16  # that are tried because the code compares their number
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
-
-# What code names that writes to weights, besides methods that work in place.
-_WRITERS = frozenset(("data", "parameters", "named_parameters", "no_grad", "load_state_dict"))
 
 
 @dataclass
@@ -104,7 +99,7 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
     for height, width in _sizes_compared(traced, size if large else full) if size and full else ():
         trials.append(Trial("eval", [_resized(one, height, width)]))
     if run:
-        trials += [Trial("eval", [inputs]) for inputs in _more_images(traced, evaluation.inputs[0])]
+        trials += [Trial("eval", [inputs]) for inputs in _other_forms(traced, evaluation.inputs[0])]
     return trials, run
 
 
@@ -137,7 +132,9 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
     guards = [n for n in guards if _is_of_space(n, traced) or any(_is_of_space(u, traced) for u in n.all_input_nodes)]
     largest = max(_LARGEST, 2 * max(size))
     sides: set[int] = set()
-    remainder = other = False
+    # Sizes that are divided may leave a remainder, and views of them fail.
+    remainder = any(n.target is operator.floordiv and _is_of_space(n, traced) for n in traced.graph.nodes)
+    other = False
     for node in guards:
         numbers = [n for n in node.args if isinstance(n, int | float)] if node.target in _COMPARISONS else []
         near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= largest}
@@ -145,27 +142,40 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
         # Two sizes that are equal after halving and doubling are not if they are odd.
         matched = node.target in (operator.eq, operator.ne) and not numbers
         sides, remainder, other = sides | near, remainder or divides or matched, other or not (near or divides)
-    found = [
-        (a, b) for s in sorted(sides)[-2:] for a, b in ((s // 16 * 8,) * 2, (s // 8 * 8 + 8, s // 8 * 8 + 16)) if a
-    ]
-    larger = [(size[0] * 5 // 2, size[1] * 7 // 2), (size[0] * 2, size[1])] if other and not found else []
-    return found + larger + ([(size[0] + 1, size[1] + 3)] if remainder else [])
+    found = []
+    for side in sorted(sides)[-2:]:
+        below = side // 16 * 8 or (8 if side > 8 else side // 2)
+        found += [(below, below), (side // 8 * 8 + 8, side // 8 * 8 + 16)]
+    rows, columns = size
+    larger = [(rows * 5 // 2, columns * 7 // 2), (rows * 3, columns), (rows, columns * 3)]
+    found += larger if other and not found else []
+    return found + ([(rows + 1, columns + 3)] if remainder else [])
 
 
-def _more_images(traced: Traced, example: Example) -> list[Example]:
-    """The example with more images than the largest number that the code compares their number with."""
-    numbers = {0}
+def _other_forms(traced: Traced, example: Example) -> list[Example]:
+    """The example in other forms that the code asks for: with more images than the largest number that it compares
+    their number with, without a batch, in channels_last."""
+    numbers, forms = {0}, []
+
+    def is_count(node: Any) -> bool:
+        sizes = isinstance(node, fx.Node) and node.target in (operator.getitem, "size") and node.args[1:] == (0,)
+        return sizes and not _is_of_space(node, traced)
+
     for node in traced.graph.nodes:
-        if node.name in traced.guards and node.target in _COMPARISONS:
-            asked = [used for used in node.all_input_nodes if used.target in (operator.getitem, "size")]
-            if any(used.args[1:] == (0,) and not _is_of_space(used, traced) for used in asked):
-                numbers |= {n for n in node.args if isinstance(n, int) and 0 < n <= _MOST_IMAGES}
-
-    def repeat(value: Any) -> Any:
-        fits = isinstance(value, Tensor) and value.dim() > 1
-        return value[torch.arange(max(numbers) + 1, device=value.device) % value.size(0)] if fits else value
-
-    return [tree_map(repeat, example)] if max(numbers) else []
+        if node.name not in traced.guards:
+            continue
+        if is_count(node):  # whatever the code does with it
+            numbers.add(_MOST_IMAGES // 2)
+        elif node.target in _COMPARISONS and any(map(is_count, node.all_input_nodes)):
+            numbers |= {n for n in node.args if isinstance(n, int) and 0 < n <= _MOST_IMAGES}
+        elif node.target in _COMPARISONS and any(used.target == "dim" for used in node.all_input_nodes):
+            forms.append(lambda image: image[0] if image.dim() > 1 else image)
+        elif node.target == "is_contiguous":
+            forms.append(lambda image: image.to(memory_format=torch.channels_last) if image.dim() == 4 else image)
+    if max(numbers):
+        index = torch.arange(max(numbers) + 1)
+        forms.append(lambda image: image[index.to(image.device) % len(image)] if image.dim() > 1 else image)
+    return [tree_map(lambda v, f=form: f(v) if isinstance(v, Tensor) else v, example) for form in forms[:4]]
 
 
 def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
@@ -181,53 +191,6 @@ def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
         shapes = [traced.shapes.get(tensor.name) for tensor in tensors]
         return node.args[1] not in (0, 1) or any(isinstance(shape, torch.Size) and len(shape) < 3 for shape in shapes)
     return depth > 0 and any(_is_of_space(used, traced, depth - 1) for used in node.all_input_nodes)
-
-
-# -- what the model's own code does
-
-
-def may_write_weights(model: nn.Module) -> bool:
-    """Whether code of the model may write to weights of its layers, as a moving average of weights does.
-
-    That is the code of its modules besides PyTorch's own: their methods, functions inside them, functions of their
-    Python modules that they name, and what can be called among their attributes and hooks.
-    """
-    modules = [module for _, module in named_modules(model)]
-    functions = [method for kind in {type(module) for module in modules} for method in methods_of(kind)]
-    for module in modules:
-        for value in (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            functions += _functions_in(value)
-    waiting = [(function.__code__, function.__globals__) for function in functions]
-    codes: set[CodeType] = set()
-    while waiting:
-        code, names = waiting.pop()
-        if code in codes:
-            continue
-        codes.add(code)
-        writes = (name in _WRITERS or (name.endswith("_") and not name.endswith("__")) for name in code.co_names)
-        if "init" not in code.co_name and any(writes):
-            return True
-        waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
-        named = [names.get(name) for name in code.co_names]
-        helpers = [vars(m).get(name) for m in named if isinstance(m, ModuleType) for name in code.co_names]
-        for called in (*named, *helpers):
-            waiting += [(function.__code__, function.__globals__) for function in _functions_in(called)]
-    return False
-
-
-def _functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
-    """The functions, besides those of PyTorch and of this package, that run if a value is called: also those of
-    partials, methods, decorated functions and objects."""
-    if isinstance(value, partial):
-        value = value.func
-    value = getattr(value, "__func__", value)
-    if not isinstance(value, FunctionType) and not isinstance(value, type | nn.Module):
-        value = getattr(type(value), "__call__", None)  # noqa: B004  (the function itself)
-    if isinstance(value, FunctionType) and depth < 4 and not (value.__module__ or "").startswith(("torch.", "prunus.")):
-        yield value
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # an empty cell
-                yield from _functions_in(cell.cell_contents, depth + 1)
 
 
 # -- check a recorded graph: run node by node, it must compute what the model computes
@@ -304,6 +267,6 @@ def _constant(tensor: Tensor) -> float | None:
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return None
     plain = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
-    numbers: Any = tensor.reshape(-1).numpy() if plain else tensor.reshape(-1)  # numpy is faster for a few numbers
+    numbers: Any = (tensor.numpy() if plain else tensor).reshape(-1)  # numpy is faster for a few numbers
     first = numbers[0]
     return float(first) if bool(numbers[-1] == first) and bool((numbers == first).all()) else None

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prunus.graph.selection import InputMask
-from prunus.graph.traced import channel_dim, named_modules
+from prunus.graph.traced import FUNCTIONS, channel_dim, named_modules
 from prunus.graph.units import Indices
 from prunus.util.state import has_own_code
 
+Sample: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
 _POSITIONS = 8  # along each axis that carries no channels
 _UNWRITTEN = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
+_CALLED = frozenset((*FUNCTIONS, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d))  # by layers
+_NUMPY = frozenset((torch.float32, torch.float64))
 _BLOCK = 1 << 18  # numbers that are kept together
 _DROPOUT_NAMES = (
     *("dropout", "dropout1d", "dropout2d", "dropout3d"),
@@ -60,11 +64,23 @@ class Inside:
 @dataclass(slots=True)
 class _Noted:
     """A sample of a value: the layer or function and those around it, for messages; the whole shape of a function's
-    result, or the shape of what a layer's sample has; the sample, in one row."""
+    result, or that of a layer's sample; the sample."""
 
     where: tuple[Any, ...]
     shape: tuple[int, ...]
-    sample: Tensor
+    sample: Sample
+
+
+@dataclass(slots=True)
+class _Plain:
+    """A layer with PyTorch's own code: it calls one function, on its input and its weight. Its channels that the pruned
+    one has, of the input and of the output."""
+
+    name: str
+    module: nn.Module
+    weight: Tensor
+    inputs: Indices | None
+    outputs: Indices | None
 
 
 @dataclass
@@ -79,8 +95,8 @@ class Watch(TorchFunctionMode):
     left: str = "the input"  # the layer that was left last
     foreign: bool = False
     quiet: bool = False
-    plain: set[str] = field(default_factory=set)  # layers with PyTorch's own code: what they call is what leaves them
-    blocks: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)  # type and device -> memory, and how full it is
+    plain: dict[int, _Plain] = field(default_factory=dict)  # by the id of their weight
+    blocks: dict[Any, tuple[Sample, int]] = field(default_factory=dict)  # type -> memory, and how full it is
     against: Watch | None = None  # the run that is compared with; functions whose results differ in shape are skipped
     without_dropout: bool = False  # as `WithoutDropout`: one mode takes less time than two
 
@@ -91,7 +107,7 @@ class Watch(TorchFunctionMode):
     def of(self, model: nn.Module) -> Iterator[None]:
         """Inside the block, the calls of the model's layers and functions are watched."""
 
-        def entering(name: str, kept: Tensor | None) -> Callable[..., None]:
+        def entering(name: str, kept: Indices | None) -> Callable[..., None]:
             place = ("the input of", name)
 
             def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -100,7 +116,7 @@ class Watch(TorchFunctionMode):
 
             return hook
 
-        def leaving(name: str, kept: Tensor | None) -> Callable[..., None]:
+        def leaving(name: str, kept: Indices | None) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 self.left = self.running.pop()
                 self._note_layer((name,), output, module, kept)
@@ -119,11 +135,14 @@ class Watch(TorchFunctionMode):
                 ):
                     hooks.callback(module.register_forward_pre_hook(quiet(True), prepend=True).remove)
                     hooks.callback(module.register_forward_pre_hook(quiet(False)).remove)
+            self.plain.clear()
             for name, kept in self.inside.kept.items():
                 module = modules[name] if name in modules else model.get_submodule(name)
-                inputs, outputs = (None if self.pruned or k is None else torch.from_numpy(k) for k in kept)
-                if not has_own_code(module):
-                    self.plain.add(name)
+                inputs, outputs = (None if self.pruned else k for k in kept)
+                weight = module._parameters.get("weight")
+                if weight is not None and id(weight) not in self.plain and not has_own_code(module):
+                    self.plain[id(weight)] = _Plain(name, module, weight, inputs, outputs)  # hooks would take time
+                    continue
                 before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
@@ -134,13 +153,13 @@ class Watch(TorchFunctionMode):
             with self:
                 yield
 
-    def _note_layer(self, place: tuple[str, ...], value: Any, module: nn.Module, kept: Tensor | None) -> None:
+    def _note_layer(self, place: tuple[str, ...], value: Any, module: nn.Module, kept: Indices | None) -> None:
         """Note some positions of these channels of what enters or leaves a layer."""
         if isinstance(value, Tensor):
             with torch._C.DisableTorchFunction():
                 if value.is_floating_point() and value.layout is torch.strided and not value.is_nested:
-                    sizes, sample = self._sampled(value, channel_dim(module, value), kept)
-                    self._add(place, _Noted(place, sizes, sample))
+                    sample = self._sampled(value, channel_dim(module, value), kept)
+                    self._add(place, _Noted(place, sample.shape, sample))
 
     def _note_function(self, function: Any, value: Tensor) -> None:
         """Note some positions of the result of a function, if the other run has a result of this shape there."""
@@ -152,32 +171,28 @@ class Watch(TorchFunctionMode):
                 else:
                     where = ("in", self.running[-1]) if self.running else ("after", self.left)
                     what = (getattr(function, "__name__", function), *where)
-                    self._add(function, _Noted(what, value.shape, self._sampled(value, -1, None)[1]))
+                    self._add(function, _Noted(what, value.shape, self._sampled(value, -1, None)))
 
     def _add(self, place: Any, noted: _Noted) -> None:
         number = self.met[place]
         self.values[place, number] = noted
         self.met[place] = number + 1
 
-    def _sampled(self, value: Tensor, axis: int, kept: Tensor | None) -> tuple[tuple[int, ...], Tensor]:
-        """The shape of a sample and a copy of it, in a large block of memory: small ones between those of the network
-        would keep it from reusing its own."""
-        sizes, strides = _grid(value.shape, value.stride(), axis)
-        sample = value.detach().as_strided(sizes, strides)
+    def _sampled(self, value: Tensor, axis: int, kept: Indices | None) -> Sample:
+        """A copy of some positions, in a large block of memory: small ones between those of the network would keep it
+        from reusing its own. In numpy, which is faster for a few numbers."""
+        part = _grid(value.shape, axis)
+        known = value.dtype in _NUMPY and value.device.type == "cpu"
+        sample: Sample = value.numpy(force=True)[part] if known else value[part].double().numpy(force=True)
         if kept is not None:
-            sizes = (*sizes[:axis], kept.numel(), *sizes[axis + 1 :])
-        count, kind = math.prod(sizes), (value.dtype, value.device)
-        block, used = self.blocks.get(kind, (None, 0))
-        if block is None or block.numel() < used + count:
-            with torch.inference_mode(False):
-                block, used = torch.empty(max(count, _BLOCK), dtype=value.dtype, device=value.device), 0
-        self.blocks[kind] = block, used + count
-        copy = block.narrow(0, used, count).view(sizes)
-        if kept is None:
-            copy.copy_(sample)
-        else:
-            torch.index_select(sample, axis, kept.to(value.device), out=copy)
-        return sizes, copy
+            sample = sample.take(kept, axis)
+        block, used = self.blocks.get(sample.dtype, (None, 0))
+        if block is None or len(block) < used + sample.size:
+            block, used = np.empty(max(sample.size, _BLOCK), sample.dtype), 0
+        self.blocks[sample.dtype] = block, used + sample.size
+        copy = block[used : used + sample.size].reshape(sample.shape)
+        copy[...] = sample
+        return copy
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if self.pruned and not self.foreign:
@@ -185,21 +200,26 @@ class Watch(TorchFunctionMode):
                 if isinstance(value, Tensor) and self.inside.foreign(value):
                     self.foreign = True
         if self.without_dropout and func in _DROPOUTS:
-            result = args[0] if args else kwargs["input"]
-        else:
+            return args[0] if args else kwargs["input"]
+        layer = self.plain.get(id(args[1])) if len(args) > 1 and func in _CALLED else None
+        if layer is not None:
+            self.running.append(layer.name)  # where it fails, if it does
+            self._note_layer(("the input of", layer.name), args[0], layer.module, layer.inputs)
             result = func(*args, **kwargs) if kwargs else func(*args)
+            self._note_layer((layer.name,), result, layer.module, layer.outputs)
+            self.left = self.running.pop()
+            return result
+        result = func(*args, **kwargs) if kwargs else func(*args)
         if not isinstance(result, Tensor):
             return result
         if getattr(func, "__name__", "") in _UNWRITTEN:
             result.detach().zero_()  # whatever lies in memory is no difference
-        if self.inside.functions and not self.quiet and not (self.running and self.running[-1] in self.plain):
+        if self.inside.functions and not self.quiet:
             self._note_function(func, result)
         return result
 
 
 @lru_cache(maxsize=4096)
-def _grid(shape: tuple[int, ...], stride: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of a few positions along each axis, and of all along one."""
-    steps = [1 if d == axis else max(1, -(-n // _POSITIONS)) for d, n in enumerate(shape)]
-    sizes = tuple(-(-n // step) for n, step in zip(shape, steps, strict=True))
-    return sizes, tuple(s * step for s, step in zip(stride, steps, strict=True))
+def _grid(shape: tuple[int, ...], axis: int) -> tuple[slice, ...]:
+    """A few positions along each axis, and all along one."""
+    return tuple(slice(None, None, 1 if d == axis else max(1, -(-n // _POSITIONS))) for d, n in enumerate(shape))

@@ -34,6 +34,7 @@ class ModuleState:
         self._seen: set[int] = set()
         self._empty: list[dict[Any, Any] | set[Any]] = []  # most hooks
         self._saved: list[tuple[Any, Any]] = []  # a container, tensor, array or generator, and what it had
+        self._memory: list[tuple[Tensor, Tensor]] = []  # a parameter, and its memory, which code may exchange
         for model in models:
             self._save_module(model)
 
@@ -75,6 +76,8 @@ class ModuleState:
         if isinstance(value, Tensor):
             if type(value) not in _LAZY:
                 self._saved.append((value, value.detach().clone()))
+                if isinstance(value, nn.Parameter):
+                    self._memory.append((value, value.data))
         elif isinstance(value, dict):
             self._saved.append((value, dict(value)))
             inside = value.values()
@@ -110,6 +113,9 @@ class ModuleState:
         for empty in self._empty:
             if empty:
                 empty.clear()
+        for parameter, memory in self._memory:
+            if parameter.data_ptr() != memory.data_ptr():
+                parameter.data = memory
         for live, before in self._saved:
             if not _differs(live, before):
                 continue
