@@ -176,6 +176,21 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12
 
 
+def test_outputs_that_hardly_vary_excuse_nothing() -> None:
+    """Rounding moves this network's outputs by more than they vary, and the wrong values inside it not at all."""
+    torch.manual_seed(0)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.relu(m.a(x))
+        h = h - h.mean(-3, keepdim=True) if x.size(-1) % 2 else h
+        return m.c(torch.relu(m.b(h) - 1e3)) + 1e-15 * x[:, :2]
+
+    model = Network(forward, a=nn.Conv2d(3, 8, 3, padding=1), b=nn.Conv2d(8, 8, 1), c=nn.Conv2d(8, 2, 1)).double()
+    nn.init.ones_(model.c.bias)
+    graph = pr.trace(model.eval(), PICTURE)
+    assert list(graph.units) == ["b:out"] and "first at mean" in graph.frozen["a"]
+
+
 class Fitted(nn.Module):
     """A layer that only images of odd sizes reach: halved and doubled, they have lost a row."""
 

@@ -76,6 +76,7 @@ def randomised(example: Example) -> Example:
 _CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}  # differences that need no second look; others always do
 _SAME = 1e-9  # of copies in float64
 _LEAST_NOISE = 1e-13  # a sum of a thousand products in float64, in another order, differs by this share of its size
+_MOVED = 0.1  # noise that moves numbers by this share of what they vary by is no measure of rounding elsewhere
 _MARGIN = 30.0  # how much larger a difference by rounding may be than the one that noise in the weights makes
 
 WITH_GRADIENTS = " with gradients"
@@ -200,12 +201,14 @@ def difference(
         for model in (pruned, whole)
     )
     numbers = tree_map(lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, inputs)
+    judged = got
     try:
         output = run(exact, numbers)
-        remaining = _apart(run(finer, numbers, against=output), output)
+        judged = run(finer, numbers, against=output)
+        remaining = _apart(judged, output)
         noise = min(noise, torch.finfo(torch.float32).eps)
     except Exception:  # noqa: BLE001  forward mixes types
-        exact, numbers, remaining = copy_sharing(whole), inputs, largest
+        exact, numbers, remaining, judged = copy_sharing(whole), inputs, largest, got
         output = run(exact, numbers)
     if remaining <= _SAME:
         return None
@@ -216,11 +219,10 @@ def difference(
         return difference(pruned, whole, inputs, inside, dropout=False) if dropout else RANDOM
     if math.isfinite(remaining):
         _add_noise(exact, noise)
-        moved = _apart(run(exact, numbers), output)
-        if math.isfinite(moved) and remaining <= _MARGIN * moved:
+        if _is_rounding(judged, output, run(exact, numbers)):
             return None
     rounding = float(torch.finfo(precision_of(whole)).eps) ** 0.5
-    places = (place for place, apart in _places_apart(got, want) if not apart <= rounding)
+    places = (place for _, place, apart in _places_apart(got, want) if not apart <= rounding)
     where = next((f", first at {' '.join(map(str, place))}" for place in places), "")
     outputs = _outputs_apart(got, want)
     if where and outputs <= close:
@@ -266,15 +268,32 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 def _apart(got: Run, want: Run) -> float:
     """How far two runs are apart, in their outputs and inside."""
-    return max([_outputs_apart(got, want), *(apart for _, apart in _places_apart(got, want))])
+    return max([_outputs_apart(got, want), *(apart for _, _, apart in _places_apart(got, want))])
+
+
+def _is_rounding(got: Run, want: Run, noisy: Run) -> bool:
+    """Whether two runs differ nowhere by much more than noise in the weights makes there, or before: that it moves what
+    comes later is no excuse. Nor is a place where it moves nearly all, because the numbers there hardly vary."""
+    moved = {key: apart for key, _, apart in _places_apart(noisy, want)}
+    at_the_end, before = _outputs_apart(noisy, want), 0.0
+    if not all(map(math.isfinite, (at_the_end, *moved.values()))):
+        return False
+    for key, _, apart in _places_apart(got, want):
+        here = moved.get(key, 0.0)
+        before = max(before, here if here < _MOVED else 0.0)
+        if not apart <= max(_SAME, _MARGIN * max(here, before)):
+            return False
+    before = max([before, *(each for each in moved.values() if each < _MOVED)])
+    return _outputs_apart(got, want) <= max(_SAME, _MARGIN * max(at_the_end, before))
 
 
 def _outputs_apart(got: Run, want: Run) -> float:
     return distance([*got.output, *got.again], [*want.output, *want.again])
 
 
-def _places_apart(got: Run, want: Run) -> list[tuple[tuple[Any, ...], float]]:
-    """How far the values of two runs are apart at each place that both have, in order.
+def _places_apart(got: Run, want: Run) -> list[tuple[tuple[Any, int], tuple[Any, ...], float]]:
+    """How far the values of two runs are apart at each place that both have, in order: its key, words for it, and how
+    far.
 
     A function is a place if both runs call it equally often. Values of another shape have lost channels; what reads
     them tells whether they are the right ones.
@@ -283,14 +302,14 @@ def _places_apart(got: Run, want: Run) -> list[tuple[tuple[Any, ...], float]]:
     if one is None or other is None:
         return []
     pairs = [
-        (noted, same)
+        ((place, number), noted, same)
         for (place, number), noted in one.values.items()
         if (same := other.values.get((place, number))) is not None
         and same.shape == noted.shape
         and one.met[place] == other.met[place]
     ]
-    known = _at_once([(noted.sample, same.sample) for noted, same in pairs])
-    return [(noted.where, apart) for (noted, _), apart in zip(pairs, known, strict=True)]
+    known = _at_once([(noted.sample, same.sample) for _, noted, same in pairs])
+    return [(key, noted.where, apart) for (key, noted, _), apart in zip(pairs, known, strict=True)]
 
 
 def _at_once(pairs: list[tuple[Sample, Sample]]) -> list[float]:
