@@ -181,7 +181,9 @@ def _other_forms(traced: Traced, example: Example) -> list[Example]:
 def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
     """Whether a number is computed from sizes of images, and not of batches or channels only."""
     whole = (node.target is getattr and node.args[1] == "shape") or (node.target == "size" and len(node.args) == 1)
-    if node.target == "numel" or (whole and len(traced.shapes.get(node.all_input_nodes[0].name, ())) > 2):
+    if node.target in ("numel", "stride", Tensor.stride) or (
+        whole and len(traced.shapes.get(node.all_input_nodes[0].name, ())) > 2
+    ):
         return True
     if node.target in (operator.getitem, "size") and len(node.args) > 1 and isinstance(node.args[1], int | slice):
         source = node.all_input_nodes[0]
