@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +142,7 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
         # Two sizes that are equal after halving and doubling are not if they are odd.
         matched = node.target in (operator.eq, operator.ne) and not numbers
         sides, remainder, other = sides | near, remainder or divides or matched, other or not (near or divides)
-    found = []
+    found: list[tuple[int, int]] = []
     for side in sorted(sides)[-2:]:
         below = side // 16 * 8 or (8 if side > 8 else side // 2)
         found += [(below, below), (side // 8 * 8 + 8, side // 8 * 8 + 16)]
@@ -155,7 +155,8 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
 def _other_forms(traced: Traced, example: Example) -> list[Example]:
     """The example in other forms that the code asks for: with more images than the largest number that it compares
     their number with, without a batch, in channels_last."""
-    numbers, forms = {0}, []
+    numbers: set[int] = {0}
+    forms: list[Callable[[Tensor], Tensor]] = []
 
     def is_count(node: Any) -> bool:
         sizes = isinstance(node, fx.Node) and node.target in (operator.getitem, "size") and node.args[1:] == (0,)
