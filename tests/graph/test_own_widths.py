@@ -230,12 +230,26 @@ def test_biases_that_are_put_together_lose_the_same_heads() -> None:
     assert torch.equal(small.qkv.weight, model.attention.qkv.weight[torch.cat([rows, rows + WIDTH, rows + 2 * WIDTH])])
 
 
+class Listed:
+    """A base that keeps a list of its classes."""
+
+    known: list[type] = []  # noqa: RUF012
+
+    def __init_subclass__(cls) -> None:
+        Listed.known.append(cls)
+
+
+class ListedTokens(Tokens, Listed):
+    pass
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (LentTwice, "linear is not the only use that a module makes of its input, weight and bias"),
         (Wider, "reshape does not work with fewer channels"),
         (without_source(), "reshape does not work with fewer channels"),
+        (ListedTokens, "reshape does not work with fewer channels"),
     ],
 )
 def test_what_cannot_be_followed_keeps_its_heads(kind: type[nn.Module], reason: str) -> None:
@@ -246,3 +260,4 @@ def test_what_cannot_be_followed_keeps_its_heads(kind: type[nn.Module], reason: 
     assert any(reason in why for why in reasons), set(reasons)
     assert "up:out" in graph.units
     pruned_exactly(graph, proof.random_keep(graph, seed=1), IMAGE)
+    assert Listed.known == [ListedTokens]

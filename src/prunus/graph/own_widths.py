@@ -28,6 +28,7 @@ from prunus.graph.traced import CONVOLUTIONS, MIXING, named_modules
 
 WIDTH = "prunus_width_"
 PATH = "prunus_path"  # attribute of a module that is being recorded: its name in the network
+_KINDS = ("features", "channels")
 _ATTENTION = frozenset(("softmax", "scaled_dot_product_attention", "attn_drop"))  # what code of an attention names
 
 
@@ -59,9 +60,6 @@ def _prunus_width(self: nn.Module, use: int, size: Any) -> Any:
     number = Number(width)
     number.origin = (path, attribute, -1)
     return number
-
-
-_KINDS = ("features", "channels")
 
 
 def _names_of_channels(tree: ast.FunctionDef, last: bool) -> set[str]:
@@ -103,6 +101,8 @@ def _rewritten(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
     forward = _forward_of(kind)
     if not isinstance(forward, FunctionType) or forward.__code__.co_freevars or hasattr(forward, "__wrapped__"):
         return None
+    if any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1]):
+        return None  # a subclass would run the user's code, which may enter it in a list of classes
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError):
