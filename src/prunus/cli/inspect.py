@@ -197,7 +197,8 @@ def _list_models() -> Answer:
     for about in dict.fromkeys(each.about for each in known.values() if each.about):
         alike = ", ".join(name for name, each in known.items() if each.about == about)
         say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
-    say("MACs: of convolutions, linear layers and attention. weights: without biases and norms. params: all.")
+    say("MACs: of convolutions, linear layers and products of attention.")
+    say("weights: of convolutions and linear layers. params: all parameters.")
     say("Others: torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, module:factory, FILE.onnx")
     return Answer({"models": known})
 
