@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -153,8 +154,22 @@ def does_not_divide(x: Tensor) -> bool:
         lambda x: len(x[0, 0]) > 18,
         lambda x: x.size(-1) % 2 == 1,
         lambda x: x.shape[0] > 3,
+        lambda x: np.prod(x.shape[2:]) > 3000,
     ],
-    ids=["side", "least side", "wide", "batch", "layout", "no batch", "divided", "numbers", "length", "odd", "images"],
+    ids=[
+        "side",
+        "least side",
+        "wide",
+        "batch",
+        "layout",
+        "no batch",
+        "divided",
+        "numbers",
+        "length",
+        "odd",
+        "images",
+        "asked by numpy",
+    ],
 )
 def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[Tensor], bool]) -> None:
     """A channel of `a` that is removed would be missing in the mean; those of `b` go."""
@@ -171,6 +186,7 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
     keep = {"b:out": [1, 2, 5]}
     small = pr.prune(graph, pr.Plan.of(graph, keep))
     shapes = ((2, 3, 16, 16), (2, 3, 40, 48), (2, 3, 17, 19), (5, 3, 16, 16), (1, 3, 8, 8), (2, 3, 16, 40), (3, 16, 16))
+    shapes += ((1, 3, 64, 64),)
     for picture in (*(torch.randn(shape, dtype=torch.float64) for shape in shapes), PICTURE.to(memory_format=LAST)):
         with proof.masked(model, graph, keep):
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12

@@ -147,7 +147,7 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
         below = side // 16 * 8 or (8 if side > 8 else side // 2)
         found += [(below, below), (side // 8 * 8 + 8, side // 8 * 8 + 16)]
     rows, columns = size
-    larger = [(rows * 5 // 2, columns * 7 // 2), (rows * 3, columns), (rows, columns * 3)]
+    larger = [(rows * 5 // 2, columns * 7 // 2), (rows * 3, columns), (rows, columns * 3), (largest, largest)]
     found += larger if other and not found else []
     return found + ([(rows + 1, columns + 3)] if remainder else [])
 
