@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_bench_times_an_engine_that_was_registered(monkeypatch: pytest.MonkeyPat
 
 def test_engines_of_devices_are_timed_on_request_only() -> None:
     names = [name for name in ENGINES if ENGINES[name].on_request]
-    assert names == ["executorch", "litert", "mnn", "ncnn", "onnxruntime-int8"]
+    assert names == ["executorch", "litert", "mnn", "ncnn", "onnxruntime-int8", "openvino-int8"]
     assert not any(ENGINES[name].is_ready for name in names)
 
 
@@ -115,11 +116,17 @@ def test_int8_computes_in_integers_what_pytorch_does_within_their_steps(monkeypa
 
     monkeypatch.setattr(engine, "open_session", watched)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32))
-    found = ENGINES["onnxruntime-int8"].prepare(layer.eval(), torch.zeros(1, 64), 1)(x)[0]
     want = float(x.double().sum())
     step = float(x.max() - x.min()) / 255  # of an input; 64 roundings of half a step at most, and one of the output
-    assert np.abs(found - [[want, -want]]).max() < 64 * step / 2 + abs(want) / 100
+    for name in ("onnxruntime-int8", "openvino-int8"):
+        if not ENGINES[name].crashes():
+            found = ENGINES[name].prepare(layer.eval(), torch.zeros(1, 64), 1)(x)[0]
+            assert np.abs(found - [[want, -want]]).max() < 64 * step / 2 + abs(want) / 100
     assert b"QuantizeLinear" in opened[1] and b"QuantizeLinear" not in opened[0]
+    # Two products of an unsigned activation and such a weight fit into 16 bits, as some processors add them.
+    weights = [onnx.numpy_helper.to_array(each) for each in onnx.load_from_string(opened[1]).graph.initializer]
+    largest = max(int(np.abs(each.astype(int)).max()) for each in weights if each.dtype == np.int8)
+    assert largest >= 60 and 2 * 255 * largest < 2**15
 
 
 def test_it_runs_on_the_device_of_the_model() -> None:

@@ -108,7 +108,9 @@ class OneStream(nn.Module):
         return x + self.one(x)
 
 
-@pytest.mark.parametrize("engine", ["eager", "onnxruntime", "onnxruntime-int8", "openvino", "mnn", "ncnn"])
+@pytest.mark.parametrize(
+    "engine", ["eager", "onnxruntime", "onnxruntime-int8", "openvino", "openvino-int8", "mnn", "ncnn"]
+)
 def test_a_small_network_in_every_engine(engine: str) -> None:
     if ENGINES[engine].crashes():
         return
