@@ -208,7 +208,6 @@ def timed_in_all(models: dict[str, nn.Module], example: Tensor) -> Iterator[Row]
             "way": way,
             "macs": size.macs,
             "selections": size.selections,
-            "selecting": size.shares.get("channel selection", 0.0),
             "milliseconds": {engine: round(1e3 * row.timing.median, 2) for engine, row in timings.items()},
             "speedup": {engine: round(row.speedup, 3) for engine, row in timings.items()},
             "spread": {engine: round(row.timing.spread, 3) for engine, row in timings.items()},

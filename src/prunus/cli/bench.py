@@ -121,12 +121,7 @@ def _record(result: Benched) -> dict[str, Any]:
         for row in result.rows
     ]
     networks = {
-        name: {
-            "macs": profile.macs,
-            "memory": profile.memory,
-            "selections": profile.selections,
-            "shares": dict(profile.shares),
-        }
+        name: {"macs": profile.macs, "memory": profile.memory, "selections": profile.selections}
         for name, profile in result.profiles.items()
     }
     return {"threads": result.threads, "rows": rows, "networks": networks, "notes": result.notes}
@@ -153,11 +148,9 @@ def _print(result: Benched) -> None:
     for name, profile in result.profiles.items():
         macs = "not known" if profile.macs is None else f"{profile.macs:,}"
         ratio = f"{whole / profile.macs:.2f}x fewer" if whole and profile.macs else ""
-        largest = list(profile.shares.items())[:6]
-        where = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in largest if share >= 0.005)
         memory = "not known" if profile.memory is None else bytes_text(profile.memory)
-        rows.append([name, macs, ratio, memory, str(profile.selections), where])
-    titles = ["network", "MACs", "", "activations", "selections", "where the time goes (eager, largest batch)"]
+        rows.append([name, macs, ratio, memory, str(profile.selections)])
+    titles = ["network", "MACs", "", "activations", "selections"]
     console.print(table(titles, rows, {"MACs", "", "activations", "selections"}))
     say(f"{count(result.threads, 'thread')}; ms is the median, spread the distance between the quartiles;")
     say("activations: bytes for one image at their peak, without weights;")

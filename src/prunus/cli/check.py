@@ -10,7 +10,7 @@ from prunus.cli.console import EXIT_ERROR, Answer, console, friendly, say
 from prunus.cli.images import DataOptions
 from prunus.cli.inspect import frozen_lines
 from prunus.cli.network import open_model, open_network, resolve
-from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Pretrained, Weights
+from prunus.cli.options import DeviceOptions, LayerTimeOptions, Model, Weights
 from prunus.deciding.settings import StreamSettings, TimeSettings
 from prunus.tasks import task_of
 from prunus.tasks.quality import ACCURACY, TaskOptions
@@ -43,7 +43,6 @@ def command(
     device: DeviceOptions,
     units: StreamSettings,
     weights: Weights = None,
-    pretrained: Pretrained = False,
 ) -> Answer:
     """A dry run of `prune`, in under a minute: what can be pruned, which goals can be reached, what a run would take,
     and what looks wrong (labels, normalisation, accuracy).
@@ -67,7 +66,7 @@ def command(
     """
     if timing.engine is not None:
         ENGINES.find(timing.engine).check_installed()
-    named = resolve(model, weights, pretrained=pretrained)
+    named = resolve(model, weights)
     known = None if data.data is None and "data" not in named.run_options else data.known_for(named)
     from prunus.run.checkup import checkup
 

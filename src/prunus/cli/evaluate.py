@@ -11,7 +11,7 @@ import typer
 from prunus.cli.console import Answer, complain, friendly, say
 from prunus.cli.images import DataOptions, task_on
 from prunus.cli.network import open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Pretrained, Weights
+from prunus.cli.options import DeviceOptions, Model, NumImages, Part, Weights
 from prunus.errors import DataError
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText, TaskOptions
@@ -34,7 +34,6 @@ def command(
     task: TaskOptions,
     device: DeviceOptions,
     weights: Weights = None,
-    pretrained: Pretrained = False,
     part: Part = "test",
     batch_size: Annotated[int, typer.Option(help="Number of images in a batch", min=1)] = 256,
     num_images: NumImages = None,
@@ -54,7 +53,7 @@ def command(
 
         prunus evaluate nets:unet --data folder:street --task segmentation
     """
-    named = resolve(model, weights, pretrained=pretrained)
+    named = resolve(model, weights)
     data = data.known_for(named)
     from prunus.tasks.evaluate import evaluate, too_good
     from prunus.util.batches import order_channels_last

@@ -18,7 +18,6 @@ from prunus.cli.options import (
     DeviceOptions,
     LayerTimeOptions,
     OnlyWith,
-    Pretrained,
     Weights,
     Without,
     refuse_other_modes,
@@ -125,7 +124,6 @@ def command(
     timing: Annotated[LatencyOptions, OnlyWith("latency")],
     units: StreamSettings,
     weights: Weights = None,
-    pretrained: Pretrained = False,
     plan: Annotated[
         Path | None, typer.Option(help="A plan.json: show what it removes from each layer"), Early(existing_file)
     ] = None,
@@ -174,7 +172,7 @@ def command(
         raise ModelError(f"--plan shows what a plan removes from each layer: leave it out, or leave out --{mode}")
     if mode in ("scores", "sensitivity") and classes is not None:
         raise ModelError(f"--classes is for a network without a data set: leave it out, or leave out --{mode}")
-    named, data = resolve(model, weights, pretrained=pretrained), replace(data, size=size)
+    named, data = resolve(model, weights), replace(data, size=size)
     streams: Any = units.streams
     if mode == "scores":
         chosen = [name for text in scores or () for name in names(text)]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from prunus.zoo.networks import ModelConfig
 
 MODEL_HELP = (
-    "Built-in name, torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, package.module:factory, NAME=WEIGHTS, an .onnx "
-    "file, or a run's folder"
+    "Built-in name, torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, package.module:factory, NAME=WEIGHTS (or "
+    "timm:NAME=pretrained), an .onnx file, or a run's folder"
 )
 PRETRAINED = "pretrained"  # in the place of WEIGHTS: those that torchvision or timm loads itself
 LIBRARIES = ("torchvision:", "timm:")
@@ -113,28 +113,16 @@ class NamedModel:
         weights = self.run_options.get("weights")
         if weights is not None:
             check_weight_file(weights)
-        return resolve(
-            self.run_options["model"],
-            None if weights is None else Path(weights),
-            pretrained=bool(self.run_options.get("pretrained")),
-        )
+        return resolve(self.run_options["model"], None if weights is None else Path(weights))
 
 
-def resolve(typed: str, weights: Path | None = None, *, pretrained: bool = False) -> NamedModel:
-    """The network that `typed`, MODEL, names.
-
-    Args:
-        weights: --weights, for a network that has none of its own.
-        pretrained: --pretrained, which is the same as NAME=pretrained.
-    """
-    if weights is not None or pretrained:
-        named, option = resolve(typed), "--pretrained" if pretrained else f"--weights {weights}"
-        if pretrained and weights is not None:
-            raise ModelError("give either --weights or --pretrained")
+def resolve(typed: str, weights: Path | None = None) -> NamedModel:
+    """The network that `typed`, MODEL, names. weights: --weights, for a network that has none of its own."""
+    if weights is not None:
+        named = resolve(typed)
         if named.weights is not None or named.folder is not None or named.pretrained or named.is_file:
-            raise ModelError(f"{typed} has its own weights: leave out {option}")
-        named = replace(named, weights=weights, pretrained=pretrained)
-        return _checked_pretrained(named) if pretrained else named
+            raise ModelError(f"{typed} has its own weights: leave out --weights {weights}")
+        return replace(named, weights=weights)
     folder = Path(typed)
     if folder.is_dir():
         return _from_folder(typed, folder)
@@ -153,19 +141,15 @@ def resolve(typed: str, weights: Path | None = None, *, pretrained: bool = False
     if equals and not (name and file):
         raise ModelError(f"{typed}: expected NAME=WEIGHTS, as in resnet56=resnet56.safetensors")
     if file == PRETRAINED:
-        return _checked_pretrained(NamedModel(typed, name, pretrained=True))
+        if not name.startswith(LIBRARIES):
+            raise ModelError(
+                f"{name}: pretrained weights are those of torchvision:NAME and timm:NAME, which load them themselves; "
+                "for another network give --weights FILE"
+            )
+        return NamedModel(typed, name, pretrained=True)
     if equals and Path(file).is_dir():
         return _from_folder(typed, Path(file), name)
     return NamedModel(typed, name, Path(file) if equals else None)
-
-
-def _checked_pretrained(named: NamedModel) -> NamedModel:
-    if not named.name.startswith(LIBRARIES):
-        raise ModelError(
-            f"{named.name}: pretrained weights are those of torchvision:NAME and timm:NAME, which load them "
-            "themselves; for another network give --weights FILE"
-        )
-    return named
 
 
 def _from_folder(typed: str, folder: Path, model: str | None = None) -> NamedModel:
@@ -230,7 +214,7 @@ def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: 
         if classes not in (None, own):
             raise ModelError(
                 f"the pretrained {named.name} is for {own} classes, and {data.name} has {classes}. Train it on them "
-                f"first: prunus train {named.name} --pretrained --data {data.name}"
+                f"first: prunus train {named.name}={PRETRAINED} --data {data.name}"
             )
     if named.is_file and data.classes:
         from prunus.zoo.onnx.file import read_onnx

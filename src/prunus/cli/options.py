@@ -271,7 +271,6 @@ NumImages = Annotated[
     int | None, typer.Option(help="Number of images, a sample with the same share of each class; all by default", min=1)
 ]
 Part = Annotated[str, typer.Option(help="Images to read: train, holdout or test"), choice("part", *PARTS)]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="The weights that timm or torchvision loads itself")]
 Weights = Annotated[
     Path | None, typer.Option(help="Weight file (.safetensors, .pt, .pth, .th, .ckpt)"), Early(check_weight_file)
 ]

@@ -19,6 +19,7 @@ from prunus.cli.network import (
     LIBRARIES,
     MODEL_HELP,
     ORIGINAL_FILE,
+    PRETRAINED,
     YOLO,
     NamedModel,
     check_model_name,
@@ -61,7 +62,6 @@ class PruneOptions(TrainingImages):
         None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
     )
     classes: str | None = option(None, "Keep these classes only, as numbers or names: 3,17,42 or cat,dog", group="Data")
-    pretrained: bool = option(False, "The weights that timm or torchvision loads itself", group="Data")
     paper: bool = option(False, "The paper's method to the letter; its cost is printed first", group="Goal")
 
 
@@ -129,7 +129,7 @@ class Request:
 
     def resolved(self) -> tuple[Request, NamedModel]:
         """The request with the data and task of its network, and the network."""
-        named = resolve(self.model, self.options.weights, pretrained=self.options.pretrained)
+        named = resolve(self.model, self.options.weights)
         data, classes = self.data.known_for(named), self.options.classes
         kept = named.run_options.get("classes") if named.run_options.get("data") == data.data else None
         if kept and classes not in (None, kept):
@@ -142,7 +142,7 @@ class Request:
         if not named.has_weights and not request.is_demo:
             raise ModelError(
                 f"pruning starts from a trained network: pass --weights FILE with the weights of {named.name}"
-                f"{', or --pretrained' if named.name.startswith(LIBRARIES) else ''}. "
+                f"{f', or name {named.name}={PRETRAINED}' if named.name.startswith(LIBRARIES) else ''}. "
                 f"To train one first: prunus train {named.name} --data {data.name}"
             )
         return request, named

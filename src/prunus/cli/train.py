@@ -23,7 +23,7 @@ from prunus.cli.console import (
 from prunus.cli.evaluate import figures
 from prunus.cli.images import DataOptions, UserData
 from prunus.cli.network import check_model_name, factory_arguments, open_model, resolve
-from prunus.cli.options import DeviceOptions, Model, NumImages, Pretrained, values_of
+from prunus.cli.options import DeviceOptions, Model, NumImages, values_of
 from prunus.errors import DataError, RunError
 from prunus.tasks import Task, task_of
 from prunus.tasks.quality import QualityText
@@ -48,7 +48,6 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/train-MODEL-DATA by default")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes", min=1)] = None,
     weights: Annotated[Path | None, typer.Option(help="Weight file to start from"), Early(check_weight_file)] = None,
-    pretrained: Pretrained = False,
     teacher: Annotated[
         str | None,
         typer.Option(help="Network to distil from: NAME=WEIGHTS, or the folder of a run"),
@@ -75,7 +74,7 @@ def command(
     taught_by = None if teacher is None else resolve(teacher)
     if taught_by is not None and not taught_by.has_weights:
         raise RunError(f"the teacher {teacher} would be untrained: give its weight file as {teacher}=FILE")
-    named = resolve(model, weights, pretrained=pretrained)
+    named = resolve(model, weights)
     if named.folder is not None:
         raise RunError(
             f"{model} holds a pruned network. To prune it further: prunus prune {model}. To retrain it "

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,73 +26,29 @@ from prunus.timing.latency import (
     ready_to_time,
     repeated,
     speedup,
-    timed,
 )
 from prunus.timing.onnx_export import OnnxFile
-from prunus.util.batches import call, device_of, to_device
 from prunus.util.progress import Progress, shown, steps
-from prunus.util.state import evaluating
 from prunus.util.text import count, short_table
-
-PROFILED = 5  # forward passes in which each layer is timed
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What a model costs on paper, and where its time goes in eager mode."""
+    """What a model costs on paper."""
 
     macs: int | None  # for one image; None if the network cannot be traced
     selections: int  # number of layers that select their input channels
-    shares: Mapping[str, float]  # kind of layer -> share of the time, largest first
     memory: int | None = None  # bytes of activations for one image at their peak; None if it is not known
 
 
-def profile(model: nn.Module, example: Any, batch: int) -> ModelProfile:
-    """The profile of a model; its layers are timed at batch size `batch`. Little is known about an ONNX file."""
-    if isinstance(model, OnnxFile):
-        return ModelProfile(None, 0, {})
-    macs, memory = None, None
-    with suppress(TraceError):
-        graph = trace(model, repeated(example, 1))
-        macs, memory = graph.macs, peak_of(graph)
+def profile(model: nn.Module, example: Any) -> ModelProfile:
+    """The profile of a model. Little is known about an ONNX file."""
     selections = sum(selection_of(module) is not None for module in model.modules())
-    images = to_device(repeated(example, batch), device_of(model))
-    with evaluating(model), torch.no_grad():
-        call(model, images)
-        with _layers_timed(model) as spent:
-            total = sum(timed(partial(call, model, images), device_of(model)) for _ in range(PROFILED))
-    spent["functions"] = max(0.0, total - sum(spent.values()))  # time between layers
-    shares = {kind: spent[kind] / total for kind in sorted(spent, key=spent.__getitem__, reverse=True)}
-    return ModelProfile(macs, selections, shares, memory)
-
-
-@contextmanager
-def _layers_timed(model: nn.Module) -> Iterator[dict[str, float]]:
-    """Kind -> seconds spent in the model's leaf modules of that kind, and in the channel selections before layers."""
-    spent: dict[str, float] = {}
-    clock: dict[nn.Module, float] = {}
-
-    def lap(kind: str, module: nn.Module) -> None:
-        now = time.perf_counter()
-        spent[kind] = spent.get(kind, 0.0) + now - clock.get(module, now)
-        clock[module] = now
-
-    def before(module: nn.Module, _: Any) -> None:
-        clock[module] = time.perf_counter()
-
-    handles = []
     try:
-        for module in model.modules():
-            if next(module.children(), None) is None:
-                handles.append(module.register_forward_pre_hook(before, prepend=True))
-                if selection_of(module) is not None:
-                    handles.append(module.register_forward_pre_hook(lambda m, _: lap("channel selection", m)))
-                after = module.register_forward_hook(lambda m, *_: lap(type(m).__name__, m), prepend=True)
-                handles.append(after)
-        yield spent
-    finally:
-        for handle in handles:
-            handle.remove()
+        graph = None if isinstance(model, OnnxFile) else trace(model, repeated(example, 1))
+    except TraceError:
+        graph = None
+    return ModelProfile(None, selections) if graph is None else ModelProfile(graph.macs, selections, peak_of(graph))
 
 
 @dataclass(frozen=True)
@@ -119,7 +72,7 @@ class Benched:
 
     Attributes:
         rows: One for each model, engine and batch size.
-        profiles: What each model costs on paper, and where its time goes.
+        profiles: What each model costs on paper.
         threads: Number of CPU threads.
         notes: Models that an engine could not run, and why.
     """
@@ -204,7 +157,7 @@ def bench(
             cpu_time=cpu_time,
             progress=report,
         )
-        profiles = {name: profile(model, example, max(batches)) for name, model in models.items()}
+        profiles = {name: profile(model, example) for name, model in models.items()}
         return Benched(_rows(timings), profiles, torch.get_num_threads(), notes)
 
 
