@@ -56,6 +56,40 @@ def test_yolo_by_its_yaml_and_without_parts(tmp_path: Path) -> None:
     assert data.classes == ("square", "bar")
 
 
+def test_yaml_with_lists_of_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in coco.yaml: text files that list images, and a test set whose labels are not public."""
+    write_yolo(tmp_path, {"train": 4, "val": 3, "test": 2, "more": 5})
+    for file in (tmp_path / "labels" / "test").iterdir():
+        file.unlink()
+    (tmp_path / "train.txt").write_text("./images/train/000.png\n\n./images/train/002.png\n")
+    listed = "train: [train.txt, images/more]\nval: ../images/val\nnames: [square, bar]\n"
+    for test in ("test: images/test\n", "test: gone\n"):
+        (tmp_path / "data.yaml").write_text(listed + test)
+        data = load(f"folder:{tmp_path}", holdout="none", **HOW)
+        assert (data.count("train"), data.count("test")) == (7, 3)
+    assert "there is no gone" in caplog.text and "val is the test set" in caplog.text
+    first, second, *_ = labels_of(data, "train")
+    scenes = drawn(4, 1)
+    assert first["boxes"].numpy() == pytest.approx(np.array([row[1:] for row in scenes[0][1]]), abs=1e-3)
+    assert second["boxes"].numpy() == pytest.approx(np.array([row[1:] for row in scenes[2][1]]), abs=1e-3)
+
+
+def test_a_photograph_that_is_stored_on_its_side(tmp_path: Path) -> None:
+    """EXIF says how to turn it. Boxes are those of the upright photograph unless their size says otherwise."""
+    pixels = np.zeros((4, 8, 3), np.uint8)
+    pixels[:, :2] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    path = tmp_path / "photograph.png"
+    Image.fromarray(pixels).save(path, exif=exif)
+    for declared, width, height in ((None, 4, 8), ((4, 8), 4, 8), ((8, 4), 8, 4)):
+        square, labels = letterbox(str(path), np.array([[0, 0, 0, 1, 1, 0.0]]), 8, None, declared)
+        left, top = (8 - width) // 2, (8 - height) // 2
+        assert labels["boxes"].tolist() == [[left, top, left + width, top + height]]
+        white = square[:, top : top + 2] if height == 8 else square[:, :, :2]
+        assert (white == 255).sum() == 3 * 2 * 4
+
+
 def write_coco(folder: Path, part: str, count: int, seed: int, where: str) -> dict[str, Any]:
     (folder / where).mkdir(parents=True, exist_ok=True)
     images, annotations = [], []
@@ -177,8 +211,12 @@ def test_polygons_and_roundings_and_empty_images(tmp_path: Path, caplog: pytest.
     [
         ("train: images/train\n", "expected the keys train and names"),
         ("train: images/train\nnames: {1: a, 2: b}\n", "numbered 0 to 1"),
-        ("train: pictures\nnames: [a, b]\n", "pictures is not a folder"),
-        ("train: [images/train]\nnames: [a, b]\n", "one folder of images"),
+        ("train: pictures\nnames: [a, b]\n", "train: there is no pictures in"),
+        ("train: {a: images/train}\nnames: [a, b]\n", "train must be a folder of images"),
+        ("train: data.yaml\nnames: [a, b]\n", "or a text file that lists them; got data.yaml"),
+        ("train: labels\nnames: [a, b]\n", "labels has no images"),
+        ("train: labels/train/001.txt\nnames: [a, b]\n", "001.txt, line 1: there is no image"),
+        ("train: images/train\nval: gone\nnames: [a, b]\n", "val: there is no gone"),
         ("train: images/train\nnames: []\n", "names must list the classes"),
         ("train: {", "cannot be read as YAML"),
     ],
@@ -202,6 +240,10 @@ def test_yaml_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
         (lambda c: c["images"][0].update(width=0), "has no width and height"),
         (lambda c: [image.update(width=64) for image in c["images"]], "has 32 x 32 pixels, and its labels say 64 x 32"),
         (lambda c: c.update(annotations=[]), "has no boxes"),
+        (lambda c: c.update(annotations=["x"]), "expected COCO's JSON"),
+        (lambda c: c["images"][0].pop("file_name"), "expected COCO's JSON.*file_name"),
+        (lambda c: c["annotations"][0].update(bbox=["a", 2, 3, 4]), "bbox must be"),
+        (lambda c: c["images"][0].update(width="32"), "has no width and height"),
     ],
 )
 def test_coco_that_cannot_be_used(tmp_path: Path, change: Any, said: str) -> None:

@@ -11,18 +11,18 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from prunus.errors import DataError
 from prunus.zoo.folders import TESTS, FolderData, beside, image_files, known_folder, listed_classes
-from prunus.zoo.images import FileImages, Pixels, channels_first, open_rgb, split_off_test
+from prunus.zoo.images import FileImages, Pixels, channels_first, split_off_test
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,12 @@ def read_boxes(path: Path, size: int | None) -> FolderData:
             "annotations/instances_train*.json, the folders images and labels with a text file for each image, here or "
             "in train and in test (or val), or a folder of images alone, without labels"
         )
-    return _read_yolo(path, {part: images for part, (images, _) in beside(path, "labels").items()}, None, size)
+    parts = {}
+    for part, (folder, _) in beside(path, "labels").items():
+        parts[part] = [folder / file for file in image_files(folder)]
+        if not parts[part]:
+            raise DataError(f"{folder}: has no images")
+    return _read_yolo(path, parts, None, size)
 
 
 # -- YOLO: a text file for each image; each line is `class x y width height` in shares of the image, or a polygon
@@ -87,25 +92,70 @@ def _read_yaml(listing: Path, path: Path, size: int | None) -> FolderData:
         names = [names[number] for number in range(len(names))]
     if not isinstance(names, list) or not names:
         raise DataError(f"{listing}: names must list the classes")
+    parts = {"train": _yaml_images(listing, content, "train")}
+    # Published data sets often keep the labels of `test` to themselves, or its images too; then `val` is reported.
+    for key in ("test", "val"):
+        if "test" not in parts and content.get(key):
+            last = key == "val" or not content.get("val")
+            try:
+                files = _yaml_images(listing, content, key)
+            except DataError as error:
+                if last:
+                    raise
+                logger.warning("%s; val is the test set", error)
+                continue
+            if last or any(_labels_of(file).is_file() for file in files):
+                parts["test"] = files
+    return _read_yolo(path, parts, tuple(map(str, names)), size)
+
+
+def _yaml_images(listing: Path, content: Mapping[str, Any], part: str) -> list[Path]:
+    """The images of a part: a folder, a text file with a path in each line, or a list of these."""
+    given = content[part] if isinstance(content[part], list) else [content[part]]
     top = listing.parent / str(content.get("path") or ".")
-    folders = {}
-    for part, keys in {"train": ("train",), "test": ("test", "val")}.items():
-        given = next((content[key] for key in keys if content.get(key)), None)
-        if given is None:
+    files: list[Path] = []
+    for each in given:
+        if not isinstance(each, str) or not each:
+            raise DataError(f"{listing}: {part} must be a folder of images, a text file that lists them, or several")
+        # Some exporters write ../train/images for what is in train/images beside the YAML file.
+        places = [place / name for place in (top, listing.parent) for name in (each, each.removeprefix("../"))]
+        place = next((place for place in places if place.exists()), None)
+        if place is None:
+            raise DataError(f"{listing}: {part}: there is no {each} in {top}")
+        if place.is_dir():
+            files += [place / file for file in image_files(place)]
+        elif place.suffix.lower() == ".txt":
+            files += _listed_images(place, top)
+        else:
+            raise DataError(f"{listing}: {part} must be a folder of images, or a text file that lists them; got {each}")
+    if not files:
+        raise DataError(f"{listing}: {part}: {content[part]} has no images")
+    return files
+
+
+def _listed_images(listing: Path, top: Path) -> list[Path]:
+    """The images that a text file lists, relative to its folder or to `top`."""
+    try:
+        lines = [line.strip() for line in listing.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{listing}: cannot be read as text in UTF-8: {error}") from error
+    files = []
+    for number, line in enumerate(lines, 1):
+        if not line:
             continue
-        if not isinstance(given, str):
-            raise DataError(f"{listing}: {part} must be one folder of images, got {given!r}")
-        folder = next((place / given for place in (top, listing.parent) if (place / given).is_dir()), None)
-        if folder is None:
-            raise DataError(f"{listing}: {given} is not a folder in {top}")
-        folders[part] = folder
-    return _read_yolo(path, folders, tuple(map(str, names)), size)
+        file = next((place / line for place in (listing.parent, top) if (place / line).is_file()), None)
+        if file is None:
+            raise DataError(f"{listing}, line {number}: there is no image {line} in {listing.parent} or {top}")
+        files.append(file)
+    return files
 
 
-def _read_yolo(path: Path, folders: Mapping[str, Path], names: tuple[str, ...] | None, size: int | None) -> FolderData:
-    """The images of some folders. Where a folder is not divided, a fixed fifth of its images is the test set."""
+def _read_yolo(
+    path: Path, images: Mapping[str, Sequence[Path]], names: tuple[str, ...] | None, size: int | None
+) -> FolderData:
+    """The images of some parts; if the only part is "", a fixed fifth of its images is the test set."""
     names = listed_classes(path) if names is None else names
-    parts = {part: _labelled(folder, names) for part, folder in folders.items()}
+    parts = {part: _labelled(files, names) for part, files in images.items()}
     if names is None:
         largest = max(int(rows[:, 0].max()) for part in parts.values() for rows in part.boxes if len(rows))
         names = tuple(str(number) for number in range(largest + 1))
@@ -116,34 +166,29 @@ def _read_yolo(path: Path, folders: Mapping[str, Path], names: tuple[str, ...] |
     return known, parts["train"], parts.get("test")
 
 
-def _labels_of(folder: Path) -> Path:
-    """The folder of labels of a folder of images: the last `images` in its path is `labels`."""
-    parts = list(folder.parts)
-    if "images" not in parts:
-        return folder
-    place = len(parts) - 1 - parts[::-1].index("images")
-    return Path(*parts[:place], "labels", *parts[place + 1 :])
+def _labels_of(image: Path) -> Path:
+    """The text file of an image: of the same name, and the last folder `images` in its path is `labels`."""
+    parts = list(image.parts)
+    if "images" in parts:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return Path(*parts).with_suffix(".txt")
 
 
-def _labelled(folder: Path, names: Sequence[str] | None) -> FileImages:
-    files, labels = image_files(folder), _labels_of(folder)
-    if not files:
-        raise DataError(f"{folder}: has no images")
-    rows, without = [], 0
-    for file in files:
-        text = labels / PurePosixPath(file).with_suffix(".txt")
-        without += not text.is_file()
-        rows.append(_yolo_rows(text, names) if text.is_file() else NO_BOXES)
+def _labelled(files: Sequence[Path], names: Sequence[str] | None) -> FileImages:
+    texts = [_labels_of(file) for file in files]
+    there = [text.is_file() for text in texts]
+    rows = [_yolo_rows(text, names) if known else NO_BOXES for text, known in zip(texts, there, strict=True)]
+    folder = files[0].parent
     if not any(len(each) for each in rows):
         raise DataError(
-            f"{folder}: none of the {len(files)} images has a box; expected text files of the same names in {labels}, "
-            "with `class x y width height` in each line"
+            f"{folder}: none of the {len(files)} images has a box; expected text files of the same names in "
+            f"{texts[0].parent}, with `class x y width height` in each line"
         )
-    if without:
+    if without := len(files) - sum(there):
         logger.warning(
-            "%s: %d of %d images have no text file in %s, so no objects", folder, without, len(files), labels
+            "%s: %d of %d images have no text file in %s, so no objects", folder, without, len(files), texts[0].parent
         )
-    return _file_images([str(folder / file) for file in files], rows)
+    return _file_images([str(file) for file in files], rows)
 
 
 def _yolo_rows(path: Path, names: Sequence[str] | None) -> Floats:
@@ -216,10 +261,10 @@ def _read_coco(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], Fi
     """The categories by their numbers, and the images of a COCO JSON. Categories need not be numbered without gaps."""
     try:
         content = json.loads(listing.read_text(encoding="utf-8"))
-        images = {entry["id"]: entry for entry in content["images"]}
+        images = {entry["id"]: {**entry, "file_name": str(entry["file_name"])} for entry in content["images"]}
         categories = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
-        annotations = content["annotations"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        annotations = [dict(entry) for entry in content["annotations"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{listing}: expected COCO's JSON with images, annotations and categories ({type(error).__name__}: {error})"
         ) from error
@@ -233,13 +278,13 @@ def _read_coco(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], Fi
         if entry.get("category_id") not in numbers:
             raise DataError(f"{where}: there is no category {entry.get('category_id')!r}")
         image, box = images[entry["image_id"]], entry.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not np.isfinite(box).all():
+        if not (isinstance(box, list) and len(box) == 4 and all(_is_number(value) for value in box)):
             raise DataError(f"{where}: bbox must be [x, y, width, height], got {box!r}")
         if min(box[2:]) == 0:
             empty += 1
             continue
-        sides = [float(image.get(key) or 0) for key in ("width", "height")]
-        if min(sides) <= 0:
+        sides: list[Any] = [image.get("width"), image.get("height")]
+        if not all(_is_number(side) and side > 0 for side in sides):
             raise DataError(f"{listing}: image {image['id']!r} has no width and height")
         x, y, width, height = box
         shares = np.array([x, y, x + width, y + height]) / np.array(sides * 2)
@@ -255,6 +300,10 @@ def _read_coco(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], Fi
         [np.array(each).reshape(-1, 6) for each in rows.values()],
         [(int(image.get("width") or 0), int(image.get("height") or 0)) for image in images.values()],
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))
 
 
 def _coco_file(name: str, listing: Path, top: Path, part: str) -> Path:
@@ -298,7 +347,11 @@ def letterbox(
 
     declared: its width and height, as its labels say.
     """
-    image = open_rgb(path)
+    with Image.open(path) as opened:
+        stored = opened.size
+        # Labelling tools show a photograph upright; boxes of the pixels as they are stored say so by their size.
+        upright = ImageOps.exif_transpose(opened)
+        image = (opened if declared == stored else upright).convert("RGB")
     if declared is not None and all(declared) and declared != image.size:
         raise DataError(
             f"{path}: has {image.width} x {image.height} pixels, and its labels say {declared[0]} x {declared[1]}: "
