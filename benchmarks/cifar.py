@@ -55,7 +55,7 @@ import prunus
 from benchmarks import MEAN, STD, Results, Row, peers
 from benchmarks.mobilenet import from_tflite
 from prunus.deciding.splits import uniform
-from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, write_predictions
+from prunus.run.qualities import PREDICTIONS, Predictions, read_predictions, write_predictions
 from prunus.scoring.metrics import METRICS
 from prunus.studies.effectiveness_study import units_to_prune
 from prunus.tasks.paired import ImageValues, paired_test

@@ -27,7 +27,7 @@ SHELLS = {"studies", "report", "cli", "__main__"}  # rooms that may import the p
 
 
 # The methods of a run's result are shortcuts to what can be done with it.
-SHORTCUTS = {("run/result.py", "prunus.ship.export"), ("run/result.py", "prunus.report.run_page")}
+SHORTCUTS = {("run/compress.py", "prunus.ship.export"), ("run/compress.py", "prunus.report.run_page")}
 
 
 def module_name(path: Path) -> str:

@@ -52,14 +52,12 @@ if TYPE_CHECKING:
     from prunus.repairing.repair import repair
     from prunus.repairing.unit_repair import repair_each
     from prunus.report.compare import Comparison, compare
-    from prunus.run.compress import compress
+    from prunus.run.compress import Compressed, compress
     from prunus.run.curve import Curve, curve
-    from prunus.run.result import Compressed
     from prunus.run.settings import Settings
-    from prunus.scoring.citations import bibtex
     from prunus.scoring.collect import Statistics, collect
     from prunus.scoring.evidence import Channels
-    from prunus.scoring.metrics import METRICS
+    from prunus.scoring.metrics import METRICS, bibtex
     from prunus.scoring.moments import ClassMoments
     from prunus.scoring.score import score
     from prunus.scoring.scores import Scores

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from prunus.zoo import download, names
+from prunus.zoo import formats, names
 from prunus.zoo.data import NAMES
 from tests.cli.command_line import lines, prunus
 from tests.zoo.formats import TinyCifar, write_tar
-from tests.zoo.test_download import tiny_source
+from tests.zoo.test_formats import tiny_source
 
 
 def test_the_list_says_what_is_here(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "cifar.tgz", TinyCifar().png())
-    download.get(tiny_source(), tmp_path, archive)
+    formats.get(tiny_source(), tmp_path, archive)
     said = lines(prunus("data", "--root", tmp_path))
     assert [line.split()[0] for line in said[1:7]] == list(NAMES)
     places = dict(line.split(": ") for line in said[8:12])

@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix
 
 import prunus as pr
 from prunus.report.compare import DATA, PAGE, Side, compare, finished, render
-from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions, write_predictions
+from prunus.run.qualities import PREDICTIONS, Predictions, read_predictions, write_predictions
 from prunus.tasks.paired import ImageValues
 from tests.report.runs import Page, batches, charts, read
 

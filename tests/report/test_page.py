@@ -19,7 +19,7 @@ from prunus.report.page import (
     render_page,
     setting_text,
 )
-from prunus.run.classes import ClassSide, ClassTable
+from prunus.run.qualities import ClassSide, ClassTable
 from prunus.studies.folder import as_csv
 from tests.report.runs import Page
 

@@ -17,10 +17,9 @@ from prunus.graph.plan import Plan
 from prunus.plots.run_pictures import load_pictures
 from prunus.report.run_page import write_report
 from prunus.run import round as rounds
-from prunus.run.compress import compress
+from prunus.run.compress import Compressed, compress
 from prunus.run.context import class_names
 from prunus.run.folder import RunFolder
-from prunus.run.result import Compressed
 from prunus.scoring.passes import sampled
 from prunus.scoring.scores import load_scores
 from prunus.tasks.evaluate import Evaluation, evaluate

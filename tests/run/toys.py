@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.run.compress import compress
+from prunus.run.compress import Compressed, compress
 from prunus.run.folder import RunFolder
-from prunus.run.result import Compressed
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
 

@@ -8,8 +8,7 @@ import pytest
 
 import prunus as pr
 from prunus.errors import ScoreError
-from prunus.scoring.citations import references
-from prunus.scoring.metrics import METRICS
+from prunus.scoring.metrics import METRICS, references
 
 
 def test_every_metric_has_entries_that_exist() -> None:

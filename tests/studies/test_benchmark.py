@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 
 import prunus as pr
 from benchmarks import cifar
-from prunus.run.predictions import PREDICTIONS as FILE
+from prunus.run.qualities import PREDICTIONS as FILE
 from prunus.zoo.data import load
 from prunus.zoo.models import create
 

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from prunus.errors import FileError, RunError
-from prunus.run.predictions import Predictions, read_predictions, write_predictions
+from prunus.run.qualities import Predictions, read_predictions, write_predictions
 from prunus.tasks import TASKS, Quality, Task
 from prunus.tasks.evaluate import evaluate_by_class
 from prunus.tasks.paired import BOOTSTRAP, MCNEMAR, SIGNS, ByImage, ImageValues, paired_test, sign_test

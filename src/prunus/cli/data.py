@@ -48,7 +48,7 @@ def command(
     if root is not None:
         raise DataError(f"--root searches for the list of data sets; to store {name} in a folder: --to {root}")
     from prunus.zoo import data
-    from prunus.zoo.download import downloadable, get
+    from prunus.zoo.formats import downloadable, get
 
     with shown(None, phases) as show:
         path = get(

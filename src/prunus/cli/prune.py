@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prunus.cli.images import AnyData
-    from prunus.run.result import Compressed
+    from prunus.run.compress import Compressed
 
 DEMO_SPEEDUP = 1.5  # of the demo, which has no augmentation either
 

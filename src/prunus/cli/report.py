@@ -88,8 +88,7 @@ def command(
 
 def _print_bibtex(runs: list[Path]) -> Answer:
     """What to cite for the metrics of runs or studies."""
-    from prunus.scoring.citations import bibtex
-    from prunus.scoring.metrics import METRICS
+    from prunus.scoring.metrics import METRICS, bibtex
 
     used: list[str] = []
     for folder in runs:
@@ -106,7 +105,7 @@ def _print_bibtex(runs: list[Path]) -> Answer:
 def _print_table(runs: list[Path], form: str) -> Answer:
     """The table of a study, or of one or more runs, in markdown or LaTeX."""
     from prunus.report.study_page import is_study
-    from prunus.util.tables import latex_table, markdown_table
+    from prunus.util.text import latex_table, markdown_table
 
     if len(runs) == 1 and is_study(runs[0]):
         text = _study_table(runs[0], form)
@@ -131,7 +130,7 @@ def _print_table(runs: list[Path], form: str) -> Answer:
 def _study_table(folder: Path, form: str) -> str:
     """The table of a study: what it wrote for a paper, or its rows in markdown."""
     from prunus.studies.folder import LATEX, read_study, rows_as_latex, text_cells
-    from prunus.util.tables import markdown_table
+    from prunus.util.text import markdown_table
 
     study = read_study(folder)
     if form == "latex":

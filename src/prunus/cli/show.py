@@ -82,9 +82,8 @@ def command(
     data = replace(data, data=DEMO_DATA) if model is None and data.data is None else data.known_for(named)
     from prunus import studies
     from prunus.graph.channel_graph import trace
-    from prunus.plots.channels import draw_channels
+    from prunus.plots.channels import draw_channels, draw_separation
     from prunus.plots.choices import Normalisation, spread_classes
-    from prunus.plots.separation import draw_separation
 
     images = data.open_classes(named, settings.seed)
     if weights is None and (named.typed, data.name) == (DEMO_MODEL, DEMO_DATA):

@@ -1,7 +1,7 @@
 """FLOP-normalised sensitivity analysis (Algorithm 1 of the paper), and the ratio-based one of Li et al.
 
 Each unit loses its n_l weakest channels, which save the same cost in every unit. The held-out accuracy without
-retraining shows how much that hurts. By default units race (`prunus.deciding.racing`): the most informative images come
+retraining shows how much that hurts. By default units race (`prunus.deciding.trials`): the most informative images come
 first, until the k best units are known.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image, ImageDraw
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from prunus.errors import FileError
 from prunus.graph.channel_graph import ChannelGraph
@@ -27,6 +28,11 @@ from prunus.graph.plan import Plan
 from prunus.plots.choices import as_pixels, feature_maps, shrunk
 from prunus.plots.style import data_uri
 from prunus.scoring.scores import Scores
+from prunus.tasks import Task
+from prunus.tasks.detection import CONFIDENT
+from prunus.tasks.evaluate import unpack_for
+from prunus.util.batches import Batches, call, device_of, move
+from prunus.util.state import evaluating, generators_kept
 from prunus.util.typed_json import from_data, to_data
 
 PICTURES = "pictures.safetensors"
@@ -147,8 +153,6 @@ def image_strip(images: Bytes) -> str:
 
 def _strip(cells: Sequence[Bytes]) -> str:
     """A PNG of the cells in a row, with transparent gaps. Pixels are repeated so that a cell has at least CELL."""
-    from PIL import Image
-
     times = -(-CELL // max(cells[0].shape[:2]))
     large = [
         np.pad(cell.repeat(times, 0).repeat(times, 1), ((0, 0), (0, 0), (0, 1)), constant_values=255) for cell in cells
@@ -158,3 +162,70 @@ def _strip(cells: Sequence[Bytes]) -> str:
     file = io.BytesIO()
     Image.fromarray(row, "RGBA").save(file, "PNG", optimize=True)
     return data_uri(file.getvalue())
+
+
+# -- boxes: a few images with the true boxes, and with those of two networks, one row below the other
+
+BOX_IMAGES = 6
+BOX_CELL, BOX_GAP, BOX_LINE = 280, 6, 2  # pixels of an image, between images, of the line of a box
+# Colours that people with any colour vision can tell apart (Okabe and Ito 2008); classes share them in turn.
+BOX_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")
+
+
+def draw_boxes(
+    models: Mapping[str, nn.Module], loader: Batches, task: Task, names: Sequence[str] | None = None
+) -> tuple[bytes, list[str]] | None:
+    """A PNG of the first images of a loader, and what its rows show: the labels, then what each network finds.
+
+    Boxes with a score of 0.25 or more are drawn. None if the inputs are not images.
+    """
+    for number, batch in enumerate(loader):
+        images, labels = unpack_for(task, batch, number)
+        break
+    else:
+        return None
+    if not isinstance(images, Tensor) or images.ndim != 4 or task.outputs is None:
+        return None
+    images, labels = images[:BOX_IMAGES], labels[:BOX_IMAGES]
+    rows = {"labels": [(one["boxes"], one["labels"], None) for one in labels]}
+    for name, model in models.items():
+        with evaluating(model), generators_kept(), torch.no_grad():
+            predictions = task.outputs(call(model, move(images, device_of(model))))
+        detections = [each.above(CONFIDENT).cpu() for each in predictions.images]
+        rows[name] = [(each.boxes, each.labels, each.scores) for each in detections]
+    pixels = as_pixels(images)
+    cells = [
+        [_drawn(picture, *boxes, names) for picture, boxes in zip(pixels, row, strict=True)] for row in rows.values()
+    ]
+    side = BOX_CELL + BOX_GAP
+    page = Image.new("RGBA", (side * len(pixels) - BOX_GAP, side * len(rows) - BOX_GAP), (0, 0, 0, 0))
+    for top, row in enumerate(cells):
+        for left, cell in enumerate(row):
+            page.paste(cell, (left * side, top * side))
+    file = io.BytesIO()
+    page.save(file, "PNG", optimize=True)
+    return file.getvalue(), list(rows)
+
+
+def _drawn(
+    picture: Any, boxes: Tensor, labels: Tensor, scores: Tensor | None, names: Sequence[str] | None
+) -> Image.Image:
+    """An image [H, W, 1 or 3] with its boxes, the names of their classes and their scores."""
+    colours = np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))
+    scale = BOX_CELL / max(colours.shape[:2])
+    cell = Image.new("RGB", (BOX_CELL, BOX_CELL))
+    size = round(colours.shape[1] * scale), round(colours.shape[0] * scale)
+    cell.paste(Image.fromarray(colours).resize(size, Image.Resampling.NEAREST if scale >= 2 else None))
+    pen = ImageDraw.Draw(cell)
+    for place in range(len(boxes)):
+        label = int(labels[place])
+        colour = BOX_COLOURS[label % len(BOX_COLOURS)]
+        text = names[label] if names is not None and label < len(names) else str(label)
+        if scores is not None:
+            text += f" {float(scores[place]):.2f}"
+        left, top, right, bottom = (float(value) * scale for value in boxes[place])
+        pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=BOX_LINE)
+        corner = (max(0.0, left), max(0.0, top - 12))
+        pen.rectangle(pen.textbbox(corner, text), fill=colour)
+        pen.text(corner, text, fill="black")
+    return cell

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from prunus.report.text import points
-from prunus.run.classes import ClassTable
+from prunus.run.qualities import ClassTable
 from prunus.util.text import count, percent
 from prunus.util.typed_json import finite, to_data
 

@@ -15,7 +15,6 @@ from prunus.errors import FileError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
 from prunus.plots.run_pictures import PICTURES, RunPictures, load_pictures
-from prunus.run.classes import BOXES, CLASSES_FORMAT, ClassTable
 from prunus.run.context import Baseline
 from prunus.run.folder import (
     BASE,
@@ -30,7 +29,7 @@ from prunus.run.folder import (
     parsed,
 )
 from prunus.run.network_shape import NetworkShape, Node
-from prunus.run.predictions import PREDICTIONS, Predictions, read_predictions
+from prunus.run.qualities import BOXES, CLASSES_FORMAT, PREDICTIONS, ClassTable, Predictions, read_predictions
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
 from prunus.run.summary import FORMAT, VERSION, Beginning, Summary

@@ -11,9 +11,10 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from prunus.deciding.candidates import check_patterns
 from prunus.deciding.sensitivity import NothingToLoseError
 from prunus.deciding.splits import check_reach
 from prunus.errors import DataError, DecideError, PlanError, RunError
-from prunus.graph.files import MODEL_FILE, PLAN_FILE
+from prunus.graph.files import MODEL_FILE, PLAN_FILE, example_of, save
 from prunus.graph.plan import Plan, plans_of, same_origin
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
@@ -34,12 +35,11 @@ from prunus.run.folder import BASE, NETWORK, ROUND_FILE, SUMMARY, TABLE, RunFold
 from prunus.run.identity import ANSWERS, layers_digest, network_answers
 from prunus.run.network_shape import network_shape
 from prunus.run.paper import DIFFERENCES, differences
-from prunus.run.result import Compressed
 from prunus.run.round import Candidate, Outcome, run_round
 from prunus.run.search import choose
 from prunus.run.settings import Settings, check_settings, fill_defaults, with_goal, within
 from prunus.run.speed_check import times_for
-from prunus.run.summary import FORMAT, VERSION, Summary, summarise
+from prunus.run.summary import FORMAT, VERSION, Summary, first_line, headline, read_summary, summarise
 from prunus.tasks import task_of
 from prunus.tasks.evaluate import Evaluation
 from prunus.train.checkpoint import digest
@@ -49,7 +49,12 @@ from prunus.util.options import replaced
 from prunus.util.processes import all_or_none, check_precision, processes, rank_and_world
 from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import generators_kept
+from prunus.util.text import html_table, short_table
 from prunus.util.typed_json import read_record, to_data
+
+if TYPE_CHECKING:
+    from prunus.ship.export import Exported
+
 
 logger = logging.getLogger(__name__)
 
@@ -335,3 +340,67 @@ def _summary(
         figures[f"result/test {context.quality.name} {side}"] = None if test is None else test["quality"]
     context.track(figures, len(rounds))
     return summary
+
+
+# -- the result
+
+
+@dataclass(frozen=True, repr=False)
+class Compressed:
+    """The smaller network, the plan that leads to it from the original, and the run in numbers.
+
+    Attributes:
+        model: The smaller network.
+        plan: The channels of the original network that it keeps.
+        rounds: The result of each round.
+        summary: What summary.json holds; see `prunus.run.summary.Summary`.
+        folder: The run's folder; None if it was a temporary one.
+    """
+
+    model: nn.Module
+    plan: Plan
+    rounds: tuple[Outcome, ...]
+    summary: dict[str, Any]
+    folder: Path | None
+    files: Path | None = field(default=None, compare=False)  # the folder, also if it is a temporary one
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal was reached; `summary["goal"]["text"]` says it in words."""
+        return bool(self.summary["goal"]["reached"])
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the network is in the asked engine, as measured; None if it was not timed."""
+        speeds = self.summary["speeds"]
+        return float(speeds[0]["ratio"]) if speeds else None
+
+    def save(self, path: str | Path) -> None:
+        """Write the network and its plan to a folder, for `prunus.load`."""
+        save(self.model, self.plan, path)
+
+    def export(self, path: str | Path, **options: Any) -> Exported:
+        """Write the network as .onnx, .pt2, .safetensors or .py; see `prunus.export`, which takes the options."""
+        from prunus.ship.export import export
+
+        return export(self.model, example_of(self.plan, self.model, Path(path)), path, **options)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report of the run, one HTML page; by default report.html in the run's folder. Returns its path."""
+        from prunus.report.run_page import write_report
+
+        if self.files is None or (path is None and self.folder is None):
+            raise RunError("the run has no folder: give report(path), or compress(..., folder=) for one that stays")
+        return write_report(self.files, path)
+
+    def __repr__(self) -> str:
+        """The result in a line, the goal, and a table of before and after."""
+        summary = read_summary(self.summary)
+        title = f"{first_line(summary)}\n{summary.goal.text}"
+        return short_table(title, ("", "before", "after", ""), headline(summary), most=20)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        summary = read_summary(self.summary)
+        lead = f"<b>{escape(first_line(summary))}</b><br>{escape(summary.goal.text)}"
+        return html_table(lead, [("", "before", "after", ""), *headline(summary)])

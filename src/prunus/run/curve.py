@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prunus.errors import DecideError
-from prunus.run.compress import checked, kept_while_used, run, run_folder, shared_network
+from prunus.run.compress import Compressed, checked, kept_while_used, run, run_folder, shared_network
 from prunus.run.context import RunData
 from prunus.run.folder import RunFolder
-from prunus.run.result import Compressed
 from prunus.run.settings import SPEEDUPS, Settings, goals_of
 from prunus.run.summary import NetworkFigures, Summary, read_summary
 from prunus.tasks.evaluate import Evaluation

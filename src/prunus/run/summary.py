@@ -16,11 +16,10 @@ from prunus.deciding.goal import TOLERANCE
 from prunus.graph.memory import peak_of
 from prunus.graph.plan import Plan
 from prunus.graph.units import Keep
-from prunus.run.classes import quality_on_test
 from prunus.run.context import RunContext
 from prunus.run.final_timing import EngineSpeed, time_in_engines
 from prunus.run.folder import CONFIG, SUMMARY
-from prunus.run.quantised import Int8Quality, in_integers
+from prunus.run.qualities import Int8Quality, in_integers, quality_on_test
 from prunus.run.round import Outcome
 from prunus.run.search import Search, search_of
 from prunus.run.settings import Settings, within

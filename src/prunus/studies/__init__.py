@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from prunus.util.registry import import_homes
 
 if TYPE_CHECKING:
-    from prunus.plots.channels import channels_shown
-    from prunus.plots.separation import separation
+    from prunus.plots.channels import channels_shown, separation
     from prunus.studies.effectiveness_study import effectiveness
     from prunus.studies.folder import Provenance, StudyFolder, read_study
     from prunus.studies.recipes import published

@@ -28,7 +28,7 @@ from prunus.graph.plan import Plan
 from prunus.repairing.repair import repair
 from prunus.run.context import first_image
 from prunus.run.folder import CONFIG
-from prunus.run.predictions import Predictions, read_predictions, write_predictions
+from prunus.run.qualities import Predictions, read_predictions, write_predictions
 from prunus.scoring.choice import ALL, ChosenMetric, choose_metrics, without_classes
 from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled

@@ -11,7 +11,7 @@ from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.studies.folder import StudyRow
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.files import write_atomically
-from prunus.util.tables import latex_table
+from prunus.util.text import latex_table
 
 STAGES = {"accuracy": "before repair", "repaired": "after repair", "retrained": "after retraining"}
 ERRORS = {

@@ -40,7 +40,7 @@ from prunus.util.batches import Batch, Batches, order_channels_last
 from prunus.util.files import read_object, write_atomically
 from prunus.util.processes import processes, rank_and_world
 from prunus.util.progress import Progress
-from prunus.util.tables import latex_table
+from prunus.util.text import latex_table
 from prunus.util.typed_json import to_data
 
 RESULT, TABLE, LATEX, ROWS = "study.json", "table.csv", "table.tex", "rows"

@@ -22,10 +22,9 @@ from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.files import load
 from prunus.plots.style import INK, PAGE, figure, legend, line, save
-from prunus.run.compress import compress
+from prunus.run.compress import Compressed, compress
 from prunus.run.context import RunData, first_image
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
-from prunus.run.result import Compressed
 from prunus.run.settings import Settings
 from prunus.scoring.score import score
 from prunus.studies.effectiveness_study import units_to_prune

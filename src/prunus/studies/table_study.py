@@ -13,7 +13,7 @@ from prunus.plots.style import COLOURS, INK, PAGE, figure, save, styled
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
-from prunus.util.tables import latex_table
+from prunus.util.text import latex_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

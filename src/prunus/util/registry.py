@@ -1,9 +1,12 @@
 """Named choices of one kind: metrics, tasks, costs, splits, repairs, engines.
 
-A registry reads the modules of a package (or one module). An entry is declared there once, at the top level, as a call
-with the keywords `name` and `help`:
+A registry reads the modules of a package (or one module). An entry is declared there once, at the top level: as a call
+with the keywords `name` and `help`, or as a function under a decorator called `what`, which sets its `entry`.
 
-    GSD = Metric(name="gsd", help="Generalised symmetric divergence of the classes", score=gsd)
+    EAGER = Engine(name="eager", help="PyTorch as it is", make=...)
+
+    @metric("Generalised symmetric divergence, the paper's metric", needs="moments")
+    def gsd(channels): ...
 
 Names and help are read from the source, so that they can be listed without importing any entry (and torch with it).
 
@@ -74,8 +77,8 @@ class Registry(Mapping[str, E], Generic[E]):
         if name in self._registered:
             return self._registered[name]
         module = import_module(self._declared[name][0])
-        entries = (entry for entry in vars(module).values() if isinstance(entry, Entry))
-        return next(entry for entry in entries if entry.name == name)  # type: ignore[return-value]
+        entries = (getattr(value, "entry", value) for value in vars(module).values())
+        return next(entry for entry in entries if isinstance(entry, Entry) and entry.name == name)  # type: ignore[return-value]
 
     def find(self, name: str) -> E:
         """The entry of this name, or an error that lists the nearest names."""
@@ -128,6 +131,10 @@ class Registry(Mapping[str, E], Generic[E]):
         declared: dict[str, tuple[str, str]] = {}
         for module, path in files.items():
             for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(statement, ast.FunctionDef):
+                    calls = (mark for mark in statement.decorator_list if isinstance(mark, ast.Call))
+                    for mark in (mark for mark in calls if getattr(mark.func, "id", "") == self.what):
+                        declared[statement.name] = module, ast.literal_eval(mark.args[0])
                 call = getattr(statement, "value", None)
                 if isinstance(call, ast.Call):
                     texts = {k.arg: str(k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant)}

@@ -1,13 +1,16 @@
-"""Metrics by name, in files by the evidence that they need. A new one is a function and a `Metric` in any of them.
+"""Metrics by name, in files by the evidence that they need. A new one is a function under `@metric` in any of them.
 
 Importing this package imports no metric and not torch (see `prunus.util.registry`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prunus.errors import ScoreError
 from prunus.tasks import task_of
@@ -65,6 +68,19 @@ class Metric(Entry):
     saturates: bool = False
     adds_up: bool = False
     cites: tuple[str, ...] = ()
+
+
+Scorer = TypeVar("Scorer", bound=Callable[..., Any])
+
+
+def metric(help: str, *, needs: Need, **about: Any) -> Callable[[Scorer], Scorer]:
+    """Declare that a function is the metric of its name. `about` are other fields of `Metric`."""
+
+    def declare(score: Scorer) -> Scorer:
+        score.entry = Metric(name=score.__name__, help=help, needs=needs, score=score, **about)  # type: ignore[attr-defined]
+        return score
+
+    return declare
 
 
 def function_metric(function: Callable[..., Any]) -> Metric:
@@ -126,3 +142,32 @@ def suited_metric(metric: str, task: Any) -> str:
     if metric != DEFAULT_METRIC or task_of(task).classes is not None:
         return metric
     return WITHOUT_CLASSES
+
+
+# -- what to cite
+
+FILE = Path(__file__).parents[1] / "references.bib"
+
+
+@cache
+def references() -> dict[str, str]:
+    """Key -> BibTeX entry of everything that can be cited."""
+    entries = FILE.read_text(encoding="utf-8").strip().split("\n\n")
+    return {re.findall(r"^@\w+\{([^,]+),", entry)[0]: entry for entry in entries}
+
+
+def bibtex(metrics: Iterable[str]) -> str:
+    """The BibTeX entries of metrics, each once: the paper and Prunus first, then in the order of the metrics.
+
+        print(prunus.bibtex(["gsd", "l1"]))
+
+    Args:
+        metrics: Names, with options or without. A user-provided metric has nothing to cite.
+    """
+    keys = ["liu2020rethinking", "prunus"]
+    for name in metrics:
+        if not isinstance(name, str):
+            raise ScoreError(f"bibtex takes names of metrics, got {type(name).__name__}")
+        short = METRICS.split_options(name)[0]
+        keys += METRICS[short].cites if short in METRICS else metric_of(name).cites
+    return "\n\n".join(references()[key] for key in dict.fromkeys(keys)) + "\n"

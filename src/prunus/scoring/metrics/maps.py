@@ -10,11 +10,14 @@ from torch.nn import functional as F
 
 from prunus.errors import ScoreError
 from prunus.scoring.evidence import Maps
-from prunus.scoring.metrics import Metric
+from prunus.scoring.metrics import metric
 
 BLOCKS = 4  # number of strips of a symmetric product, each computed up to the diagonal: 5/8 of the work
 
 
+@metric(
+    "Discriminant information (Kung, Hou and Liu 2019)", needs="maps", saturates=True, cites=("kung2019methodical",)
+)
 def di(maps: Maps, rho: float = 1e-4) -> Tensor:
     """DI = tr([S + rho I]^-1 S_B), Eqn. 11, with the scatter S (Eqn. 9) and that of class means S_B (Eqn. 10).
 
@@ -61,6 +64,7 @@ def _solved(matrix: Tensor, rows: Tensor, rho: float) -> Tensor:
     return half.square().sum((1, 2))
 
 
+@metric("Maximum mean discrepancy (Gretton et al. 2012)", needs="maps", cites=("gretton2012kernel",))
 def mmd(maps: Maps, sigma: float | Literal["median"] = 1.0) -> Tensor:
     """MMD = mean over classes of MMD_two(F^c, F^-c), Eqns. 12 to 14, kernel exp(-|x - y|^2 / (2 sigma^2)).
 
@@ -111,6 +115,12 @@ def _median_square(squares: Tensor) -> Tensor:
     return torch.where(median > 0, median, 1.0).square()[:, None, None]
 
 
+@metric(
+    "Average rank of the feature maps (HRank, Lin et al. 2020)",
+    needs="maps",
+    needs_classes=False,
+    cites=("lin2020hrank",),
+)
 def hrank(maps: Maps, images: float = 500) -> Tensor:
     """Mean over images of the rank of the channel's map [height, width], Eqn. 7 of Lin et al. 2020.
 
@@ -122,6 +132,12 @@ def hrank(maps: Maps, images: float = 500) -> Tensor:
     return ranks.double().mean(0)
 
 
+@metric(
+    "Channel independence: nuclear norm that is lost with the channel's map (CHIP, Sui et al. 2021)",
+    needs="maps",
+    needs_classes=False,
+    cites=("sui2021chip",),
+)
 def chip(maps: Maps, images: float = 128) -> Tensor:
     """Mean over images of |A|_* - |A without row i|_*, with the unit's maps as the rows of A [n, d]; Sui et al. Eqn. 4.
 
@@ -156,36 +172,3 @@ def _every_few(maps: Maps, images: float) -> Tensor:
         raise ScoreError(f"images must be at least 1, got {images!r}")
     count = min(len(maps.maps), int(images))
     return maps.maps[torch.linspace(0, len(maps.maps) - 1, count).round().long()]
-
-
-DI = Metric(
-    name="di",
-    help="Discriminant information (Kung, Hou and Liu 2019)",
-    needs="maps",
-    score=di,
-    cites=("kung2019methodical",),
-    saturates=True,
-)
-MMD = Metric(
-    name="mmd",
-    help="Maximum mean discrepancy (Gretton et al. 2012)",
-    needs="maps",
-    score=mmd,
-    cites=("gretton2012kernel",),
-)
-HRANK = Metric(
-    name="hrank",
-    help="Average rank of the feature maps (HRank, Lin et al. 2020)",
-    needs="maps",
-    needs_classes=False,
-    score=hrank,
-    cites=("lin2020hrank",),
-)
-CHIP = Metric(
-    name="chip",
-    help="Channel independence: nuclear norm that is lost with the channel's map (CHIP, Sui et al. 2021)",
-    needs="maps",
-    needs_classes=False,
-    score=chip,
-    cites=("sui2021chip",),
-)

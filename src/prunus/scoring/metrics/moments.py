@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from prunus.scoring.evidence import Channels
-from prunus.scoring.metrics import Metric
+from prunus.scoring.metrics import metric
 
 SMALLEST = 1e-200  # a denominator of 0, of a channel that is dead for a class and a ridge of 0, counts as this
 
@@ -39,6 +39,7 @@ def over(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.clamp(min=SMALLEST)
 
 
+@metric("Generalised symmetric divergence, the paper's metric", needs="moments", cites=("liu2020rethinking",))
 def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
     """G-SD = mean over classes of SD(F^c, F^-c); Eqns. 1, 7 and 8 of the paper.
 
@@ -50,18 +51,25 @@ def gsd(channels: Channels, ridge: float = 0.05) -> Tensor:
     return (0.5 * ratio + 0.5 * over(gap.square(), v + w + ridge) - 1).mean(0)
 
 
+@metric("Generalised Fisher discriminant ratio", needs="moments", cites=("liu2020rethinking", "pavlidis2001gene"))
 def fdr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     """G-FDR = mean over classes of (mu - nu)^2 / (v + w + r); Eqn. 5."""
     gap, v, w, _, _ = partition(channels)
     return over(gap.square(), v + w + ridge).mean(0)
 
 
+@metric(
+    "Generalised absolute signal-to-noise ratio", needs="moments", cites=("liu2020rethinking", "golub1999molecular")
+)
 def abs_snr(channels: Channels, ridge: float = 1e-4) -> Tensor:
     """G-AbsSNR = mean over classes of |mu - nu| / (sqrt(v) + sqrt(w) + r); Eqn. 4."""
     gap, v, w, _, _ = partition(channels)
     return over(gap.abs(), v.sqrt() + w.sqrt() + ridge).mean(0)
 
 
+@metric(
+    "Generalised Student's t-test (Welch's form)", needs="moments", cites=("liu2020rethinking", "lehmann2006testing")
+)
 def ttest(channels: Channels, ridge: float = 1e-4, noise_ridge: float | None = None) -> Tensor:
     """G-Ttest = mean over classes of |mu - nu| / sqrt((v + r) / |P| + (w + r) / |Q|); Eqn. 6.
 
@@ -77,6 +85,7 @@ def ttest(channels: Channels, ridge: float = 1e-4, noise_ridge: float | None = N
     return over(gap.abs(), noise.sqrt()).mean(0)
 
 
+@metric("(G-SD + 1) x norm of the readers' weights", needs="moments", cites=("liu2020rethinking", "prunus"))
 def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
     """(G-SD + 1) x norm of the readers' weights for the channel.
 
@@ -86,12 +95,19 @@ def gsd_reader(channels: Channels, ridge: float = 0.05) -> Tensor:
     return (gsd(channels, ridge) + 1) * channels.reader_norms.sqrt()
 
 
+@metric("Variance of the activations; needs no labels", needs="moments", needs_classes=False, cites=("prunus",))
 def act_variance(channels: Channels) -> Tensor:
     """Population variance of a channel's activations over all images and positions."""
     count, _, m2 = channels.moments.total()
     return m2 / count
 
 
+@metric(
+    "Mean square of the activations x squared norm of the readers' weights; needs no labels",
+    needs="moments",
+    needs_classes=False,
+    cites=("prunus",),
+)
 def reader_energy(channels: Channels) -> Tensor:
     """Mean square of the activations x squared norm of the readers' weights for the channel.
 
@@ -99,56 +115,3 @@ def reader_energy(channels: Channels) -> Tensor:
     """
     count, mean, m2 = channels.moments.total()
     return (m2 / count + mean.square()) * channels.reader_norms
-
-
-GSD = Metric(
-    name="gsd",
-    help="Generalised symmetric divergence, the paper's metric",
-    needs="moments",
-    score=gsd,
-    cites=("liu2020rethinking",),
-)
-FDR = Metric(
-    name="fdr",
-    help="Generalised Fisher discriminant ratio",
-    needs="moments",
-    score=fdr,
-    cites=("liu2020rethinking", "pavlidis2001gene"),
-)
-ABS_SNR = Metric(
-    name="abs_snr",
-    help="Generalised absolute signal-to-noise ratio",
-    needs="moments",
-    score=abs_snr,
-    cites=("liu2020rethinking", "golub1999molecular"),
-)
-TTEST = Metric(
-    name="ttest",
-    help="Generalised Student's t-test (Welch's form)",
-    needs="moments",
-    score=ttest,
-    cites=("liu2020rethinking", "lehmann2006testing"),
-)
-GSD_READER = Metric(
-    name="gsd_reader",
-    help="(G-SD + 1) x norm of the readers' weights",
-    needs="moments",
-    score=gsd_reader,
-    cites=("liu2020rethinking", "prunus"),
-)
-ACT_VARIANCE = Metric(
-    name="act_variance",
-    help="Variance of the activations; needs no labels",
-    needs="moments",
-    needs_classes=False,
-    score=act_variance,
-    cites=("prunus",),
-)
-READER_ENERGY = Metric(
-    name="reader_energy",
-    help="Mean square of the activations x squared norm of the readers' weights; needs no labels",
-    needs="moments",
-    needs_classes=False,
-    score=reader_energy,
-    cites=("prunus",),
-)

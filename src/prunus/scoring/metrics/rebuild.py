@@ -7,7 +7,7 @@ from torch import Tensor
 
 from prunus.errors import ScoreError
 from prunus.scoring.evidence import Contributions, ReaderGroup, ReaderInputs
-from prunus.scoring.metrics import Metric
+from prunus.scoring.metrics import metric
 
 LARS_STEPS = 8  # of the path for each channel, at most: a channel may leave the path and come back
 TINY = 1e-12
@@ -17,6 +17,11 @@ WIDE = 512  # layers with more inputs are computed in float32
 LEAST = 1e-6  # of the trace: what the others must leave unexplained of every input, for float32 to be enough
 
 
+@metric(
+    "Greedy choice by the error of the next layer's output (ThiNet, Luo et al. 2017)",
+    needs="contributions",
+    cites=("luo2017thinet",),
+)
 def thinet(contributions: Contributions) -> Tensor:
     """Remove channels one by one, each time the one that keeps the error of the readers' outputs smallest.
 
@@ -37,6 +42,11 @@ def thinet(contributions: Contributions) -> Tensor:
     return steps
 
 
+@metric(
+    "LASSO choice of channels that rebuild the next layer's output (CP, He et al. 2017)",
+    needs="contributions",
+    cites=("he2017channel",),
+)
 def cp(contributions: Contributions) -> Tensor:
     """The largest penalty at which the channel still has a coefficient other than 0.
 
@@ -72,6 +82,12 @@ def cp(contributions: Contributions) -> Tensor:
     return scores
 
 
+@metric(
+    "Error that remains after the readers' weights are re-solved without the channel; needs no labels",
+    needs="reader_inputs",
+    adds_up=True,
+    cites=("prunus", "hassibi1993second"),
+)
 def rebuilt(inputs: ReaderInputs, ridge: float = 1e-2) -> Tensor:
     """Remove channels one by one, each time the one whose removal adds the least error after re-solving the readers.
 
@@ -277,27 +293,3 @@ def _factor(matrix: Tensor) -> Tensor:
         if not int(failed):
             return torch.as_tensor(factor)
     raise ScoreError("the inputs of a layer have no covariance: the network computes values that are not finite")
-
-
-THINET = Metric(
-    name="thinet",
-    help="Greedy choice by the error of the next layer's output (ThiNet, Luo et al. 2017)",
-    needs="contributions",
-    score=thinet,
-    cites=("luo2017thinet",),
-)
-CP = Metric(
-    name="cp",
-    help="LASSO choice of channels that rebuild the next layer's output (CP, He et al. 2017)",
-    needs="contributions",
-    score=cp,
-    cites=("he2017channel",),
-)
-REBUILT = Metric(
-    name="rebuilt",
-    help="Error that remains after the readers' weights are re-solved without the channel; needs no labels",
-    needs="reader_inputs",
-    score=rebuilt,
-    cites=("prunus", "hassibi1993second"),
-    adds_up=True,
-)

@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from prunus.scoring.evidence import Filters, Gradients, UnitWidth
-from prunus.scoring.metrics import Metric
+from prunus.scoring.metrics import metric
 
 
+@metric("L1 norm of the filters (Li et al. 2017)", needs="filters", cites=("li2017pruning",))
 def l1(filters: Filters) -> Tensor:
     """Sum of the absolute weights of a channel's filter; of the readers' slices for a stream."""
     return filters.weights.abs().sum(1)
 
 
+@metric("L2 norm of the filters", needs="filters", cites=("li2017pruning",))
 def l2(filters: Filters) -> Tensor:
     """Euclidean norm of a channel's filter; of the readers' slices for a stream."""
     return filters.weights.square().sum(1).sqrt()
 
 
+@metric("Distance from the geometric median of the filters (He et al. 2019)", needs="filters", cites=("he2019filter",))
 def fpgm(filters: Filters) -> Tensor:
     """Sum of the Euclidean distances from a channel's filter to all other filters of the unit.
 
@@ -29,6 +32,11 @@ def fpgm(filters: Filters) -> Tensor:
     return torch.cdist(filters.weights, filters.weights).sum(1)  # [n, n] -> [n]
 
 
+@metric(
+    "Scale of the batch norm after the filter (network slimming, Liu et al. 2017)",
+    needs="filters",
+    cites=("liu2017learning",),
+)
 def bn_scale(filters: Filters) -> Tensor:
     """|gamma| of the batch norm between the channel's writer and its readers; the largest if there are several.
 
@@ -38,6 +46,7 @@ def bn_scale(filters: Filters) -> Tensor:
     return l2(filters) if filters.scales is None else filters.scales
 
 
+@metric("Random scores, a baseline", needs="nothing")
 def random(unit: UnitWidth, seed: int = 0) -> Tensor:
     """Uniform numbers in [0, 1) that depend on the seed and the unit's name only."""
     digest = hashlib.sha256(f"{seed}/{unit.unit}".encode()).digest()
@@ -45,6 +54,11 @@ def random(unit: UnitWidth, seed: int = 0) -> Tensor:
     return torch.rand(unit.width, dtype=torch.float64, generator=generator)
 
 
+@metric(
+    "First-order Taylor expansion on weights (Molchanov et al. 2019)",
+    needs="gradients",
+    cites=("molchanov2019importance",),
+)
 def taylor(gradients: Gradients) -> Tensor:
     """Sum over a channel's filter (the readers' slices for a stream) of |weight x gradient of the mean loss|.
 
@@ -55,6 +69,7 @@ def taylor(gradients: Gradients) -> Tensor:
     return (gradients.weights * gradients.weight_gradients).abs().sum(1)
 
 
+@metric("Fisher information of a channel's gate (Theis et al. 2018)", needs="gradients", cites=("theis2018faster",))
 def fisher(gradients: Gradients) -> Tensor:
     """1 / (2 N) sum over images of (sum over positions of activation x gradient of the image's loss)^2.
 
@@ -64,6 +79,11 @@ def fisher(gradients: Gradients) -> Tensor:
     return gradients.effect_squares / (2 * gradients.num_images)
 
 
+@metric(
+    "Gradient of discrimination-aware losses at inner layers (DCP, Zhuang et al. 2018)",
+    needs="discrimination",
+    cites=("zhuang2018discrimination",),
+)
 def dcp(gradients: Tensor) -> Tensor:
     """|dL / dW_k|_F^2 from gradients [n, everything] of the readers' weights W_k, Zhuang et al. 2018, Algorithm 2.
 
@@ -74,6 +94,11 @@ def dcp(gradients: Tensor) -> Tensor:
     return gradients.square().sum(1)
 
 
+@metric(
+    "Importance propagated back from the features that the classifier reads (NISP, Yu et al. 2018)",
+    needs="importance",
+    cites=("yu2018nisp", "roffo2015infinite"),
+)
 def nisp(importance: Tensor) -> Tensor:
     """Sum over positions of the importance s_l = |W_(l+1)|' s_(l+1), Yu et al. 2018, Eqn. 20.
 
@@ -81,52 +106,3 @@ def nisp(importance: Tensor) -> Tensor:
     back through the graph (see `prunus.scoring.gradients`).
     """
     return importance
-
-
-L1 = Metric(
-    name="l1", help="L1 norm of the filters (Li et al. 2017)", needs="filters", score=l1, cites=("li2017pruning",)
-)
-L2 = Metric(name="l2", help="L2 norm of the filters", needs="filters", score=l2, cites=("li2017pruning",))
-FPGM = Metric(
-    name="fpgm",
-    help="Distance from the geometric median of the filters (He et al. 2019)",
-    needs="filters",
-    score=fpgm,
-    cites=("he2019filter",),
-)
-BN_SCALE = Metric(
-    name="bn_scale",
-    help="Scale of the batch norm after the filter (network slimming, Liu et al. 2017)",
-    needs="filters",
-    score=bn_scale,
-    cites=("liu2017learning",),
-)
-RANDOM = Metric(name="random", help="Random scores, a baseline", needs="nothing", score=random)
-TAYLOR = Metric(
-    name="taylor",
-    help="First-order Taylor expansion on weights (Molchanov et al. 2019)",
-    needs="gradients",
-    score=taylor,
-    cites=("molchanov2019importance",),
-)
-FISHER = Metric(
-    name="fisher",
-    help="Fisher information of a channel's gate (Theis et al. 2018)",
-    needs="gradients",
-    score=fisher,
-    cites=("theis2018faster",),
-)
-DCP = Metric(
-    name="dcp",
-    help="Gradient of discrimination-aware losses at inner layers (DCP, Zhuang et al. 2018)",
-    needs="discrimination",
-    score=dcp,
-    cites=("zhuang2018discrimination",),
-)
-NISP = Metric(
-    name="nisp",
-    help="Importance propagated back from the features that the classifier reads (NISP, Yu et al. 2018)",
-    needs="importance",
-    score=nisp,
-    cites=("yu2018nisp", "roffo2015infinite"),
-)

@@ -1,20 +1,28 @@
-"""The quality on the test images: of each class (classes.json), of each image, and pictures of boxes."""
+"""Quality at the end of a run: on the test images, of each class, of each image, and in 8-bit integers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import nn
 
-from prunus.plots.boxes import draw_boxes
+from prunus.errors import FileError, PrunusError
+from prunus.plots.run_pictures import draw_boxes
 from prunus.run.context import RunContext, class_names
 from prunus.run.folder import CLASSES
-from prunus.run.predictions import PREDICTIONS, Predictions, write_predictions
+from prunus.run.round import repair_images
 from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
 from prunus.tasks.paired import ByImage, ImageValues
+from prunus.timing.engines import ENGINES, NUM_CALIBRATION
+from prunus.timing.int8 import QuantisedNetwork, one_by_one
 from prunus.util.files import write_atomically
 from prunus.util.typed_json import to_data
+from prunus.util.user_code import failure
 
 CLASSES_FORMAT = "prunus-classes"
 BOXES = "boxes.png"  # a few images with their boxes, before and after
@@ -103,3 +111,89 @@ def quality_on_test(context: RunContext, models: Mapping[str, nn.Module]) -> dic
         )
         context.folder.write(CLASSES, {"format": CLASSES_FORMAT, "version": 1, **to_data(table)})
     return {name: None if test is None else evaluation for name, (evaluation, _, _) in figures.items()}
+
+
+# -- predictions.safetensors: what each test image adds to the quality, before and after, for paired tests
+
+PREDICTIONS = "predictions.safetensors"
+NOTES = "prunus"  # key in the metadata of the tensors
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The values of some networks on the same images.
+
+    Attributes:
+        of: Name of a network ("before", "after") -> what each image adds to its quality.
+        part: The images: test or holdout.
+        quality: The quality's name.
+    """
+
+    of: Mapping[str, ImageValues]
+    part: str
+    quality: str
+
+
+def write_predictions(path: Path, predictions: Predictions) -> None:
+    """Write a safetensors file: a tensor for each network, with a byte for each image where answers are right or wrong.
+
+    Its metadata are the part, the name of the quality and a digest of the labels.
+    """
+    labels = {name: each.labels for name, each in predictions.of.items()}
+    notes = {"part": predictions.part, "quality": predictions.quality, "labels": labels}
+    tensors = {name: each.values.contiguous() for name, each in predictions.of.items()}
+    write_atomically(path, save(tensors, {NOTES: json.dumps(notes)}))
+
+
+def read_predictions(path: Path) -> Predictions | None:
+    """What `write_predictions` wrote; None if there is no such file: the run is older, or values were not known."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes = json.loads(file.metadata()[NOTES])
+            of = {name: ImageValues(file.get_tensor(name), str(notes["labels"][name])) for name in file.keys()}  # noqa: SIM118
+        return Predictions(of, str(notes["part"]), str(notes["quality"]))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path} is not a file of predictions that prunus wrote: {error}") from error
+
+
+# -- 8-bit integers of the engine: what is shipped, and how good it is
+
+
+@dataclass(frozen=True)
+class Int8Quality:
+    """The quality of a network in 8-bit integers, calibrated on images of the repair."""
+
+    holdout: Evaluation
+    test: Evaluation | None
+
+
+@dataclass(frozen=True)
+class InIntegers:
+    """The networks before and after in 8-bit integers; nothing if the engine computes in 32-bit numbers."""
+
+    networks: Mapping[str, QuantisedNetwork]
+    quality: Mapping[str, Int8Quality]
+    notes: tuple[str, ...] = ()
+
+
+def in_integers(context: RunContext, models: Mapping[str, nn.Module]) -> InIntegers:
+    """Quantise both networks and measure them. What fails is a note, because the run is done."""
+    settings, data = context.settings, context.data
+    if settings.engine is None or ENGINES.find(settings.engine).quantise is None:
+        return InIntegers({}, {})
+    networks, quality = {}, {}
+    try:
+        for done, (name, model) in enumerate(models.items()):
+            context.say("8-bit integers", done, len(models))
+            images = (inputs for (inputs,) in repair_images(context, most=NUM_CALIBRATION))
+            example = context.graph.example
+            made = QuantisedNetwork(model, example, settings.engine, one_by_one(images), settings.threads)
+            test = None if data.test is None else context.evaluate(made, data.test)
+            networks[name], quality[name] = made, Int8Quality(context.evaluate(made, data.holdout), test)
+        context.say("8-bit integers", len(models), len(models))
+    except Exception as error:  # noqa: BLE001  (the tool and user-provided evaluations raise anything)
+        why = error if isinstance(error, PrunusError) else failure(error)
+        return InIntegers({}, {}, (f"The {context.quality.name} in {settings.engine} is not known: {why}",))
+    return InIntegers(networks, quality)

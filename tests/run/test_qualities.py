@@ -10,10 +10,9 @@ import pytest
 from prunus.errors import ModelError
 from prunus.report.read import read_run
 from prunus.report.run_page import render
-from prunus.run import quantised
-from prunus.run.compress import compress
-from prunus.run.quantised import Int8Quality
-from prunus.run.result import Compressed
+from prunus.run import qualities
+from prunus.run.compress import Compressed, compress
+from prunus.run.qualities import Int8Quality
 from prunus.run.settings import Settings
 from prunus.run.summary import NetworkFigures, goal_result, headline, read_summary
 from prunus.ship.int8 import export_int8
@@ -54,7 +53,7 @@ def test_a_run_that_is_resumed_measures_the_same(tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(quantised, "QuantisedNetwork", stop)
+        patched.setattr(qualities, "QuantisedNetwork", stop)
         pruned(tmp_path / "other")
     again = pruned(tmp_path / "other").summary
     assert again["after"]["int8"] == whole["after"]["int8"] and again["before"]["int8"] == whole["before"]["int8"]
@@ -66,7 +65,7 @@ def test_a_network_that_cannot_be_quantised_is_a_note_at_the_end(
     def fail(*_: Any, **__: Any) -> None:
         raise ModelError("no kernel for Loop")
 
-    monkeypatch.setattr(quantised, "QuantisedNetwork", fail)
+    monkeypatch.setattr(qualities, "QuantisedNetwork", fail)
     summary = pruned(tmp_path / "run").summary
     assert summary["after"]["int8"] is None
     assert "The accuracy in onnxruntime-int8 is not known: no kernel for Loop" in summary["notes"]
