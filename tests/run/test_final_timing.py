@@ -75,6 +75,7 @@ def test_the_asked_engine_and_batch_come_first_and_every_quick_engine_follows() 
         engine="onnxruntime",
         batch=4,
         progress=lambda done, total: steps.append((done, total)),
+        seconds=600.0,  # so that no engine is left out on a busy machine
     )
     places = [(row.engine, row.batch) for row in rows]
     assert missing == () and places[:2] == [("onnxruntime", 4), ("onnxruntime", 1)]

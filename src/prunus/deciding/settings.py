@@ -109,7 +109,7 @@ class SplitSettings(RankSettings):
         None, "Rank units before repair, or after their own repair", group="Layers", choices=("cut", "repaired")
     )
     blocks: bool = option(
-        False, "Let whole residual branches be removed where that adds the least error (least_error)", group="Layers"
+        True, "Let whole residual branches be removed where that adds the least error (least_error)", group="Layers"
     )
     rounds: int | None = option(None, "Reach the goal in this number of rounds", group="Layers", least=1)
     whole_steps: bool = option(
