@@ -244,6 +244,14 @@ def on_tokens(module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) ->
     return Network(forward, part=module)
 
 
+def with_coordinates(m: Any, x: Tensor) -> Tensor:
+    """Rows and columns as further channels, once for each image. With one channel left, that is as long as an axis."""
+    h = F.relu(m.a(x))
+    rows = torch.linspace(-1, 1, h.shape[2], dtype=h.dtype).view(1, 1, -1, 1).expand(h.shape[0], 1, *h.shape[2:])
+    columns = torch.linspace(-1, 1, h.shape[3], dtype=h.dtype).repeat(h.shape[0], 1, h.shape[2], 1)
+    return m.fc(pooled(F.relu(m.b(torch.cat([h, rows, columns], 1)))))
+
+
 TABLE = torch.arange(8.0).view(8, 1, 1)  # neither parameter nor buffer
 
 
@@ -293,6 +301,7 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "roll and add": between(lambda x: x + torch.roll(x, 1, 1)),
     "shift and add": between(lambda x: x + torch.cat([x[:, 1:], x[:, :1]], 1)),
     "flip and add": between(lambda x: x + x.flip(1)),
+    "coordinates": lambda: Network(with_coordinates, a=conv(3, 8), b=conv(10, 6), fc=nn.Linear(6, 5)),
     "group mean": between(
         lambda x: (
             x

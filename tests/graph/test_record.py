@@ -438,6 +438,16 @@ class KeptBySize(Chain):
         return super().forward(x * grids[x.shape[3]])
 
 
+class KeptByShape(Chain):
+    """A grid for each shape, which is asked for again each time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grids = self.__dict__.setdefault("grids", {})
+        if x.shape not in grids:
+            grids[x.shape] = torch.linspace(0, 1, x.shape[3])
+        return super().forward(x * grids[x.shape])
+
+
 class GivesDistribution(Chain):
     def forward(self, x: Tensor) -> Any:
         return torch.distributions.Normal(super().forward(x), 1.0)
@@ -488,6 +498,7 @@ AROUND = [
     ChecksSizes,
     KeptByText,
     KeptBySize,
+    KeptByShape,
     GivesDistribution,
     GivesNestedDistribution,
     GivesObject,
@@ -508,7 +519,7 @@ def test_code_around_layers_is_recorded(build: type[nn.Module]) -> None:
     for kind in ("logits", "base_dist", "loc"):
         got, want = getattr(got, kind, got), getattr(want, kind, want)
     assert type(want) is Tensor and torch.allclose(got, want, rtol=0.02 if build is InAutocast else 1e-5, atol=1e-2)
-    assert model.__dict__.get("grids", {}).keys() <= {str(IMAGE.shape), IMAGE.shape[3]}
+    assert model.__dict__.get("grids", {}).keys() <= {str(IMAGE.shape), IMAGE.shape, IMAGE.shape[3]}
 
 
 def test_nested_tensors_are_compared_part_by_part() -> None:

@@ -123,6 +123,8 @@ def test_trials_take_the_smallest_images_that_the_network_allows() -> None:
         return [tuple(trial.inputs[0].shape) for trial in trials]
 
     small = nn.Sequential(nn.Conv2d(3, 2, 3))
+    unpacking = Network(lambda m, x: m.a(x).reshape([*[*x.size()][:1], 2, -1]), a=nn.Conv2d(3, 2, 3))
+    assert shapes(unpacking, 4, 3, 24, 24) == [(1, 3, 24, 24), (2, 3, 24, 36)]
     assert shapes(nn.Conv2d(3, 2, 80, stride=8), 1, 3, 224, 224)[0] == (1, 3, 128, 128)
     assert shapes(small, 1, 3, 224, 224)[0] == (1, 3, 64, 64)
     assert shapes(small, 4, 3, 32, 32) == [(1, 3, 16, 16), (2, 3, 16, 24)]
@@ -190,6 +192,35 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
     for picture in (*(torch.randn(shape, dtype=torch.float64) for shape in shapes), PICTURE.to(memory_format=LAST)):
         with proof.masked(model, graph, keep):
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12
+
+
+class Optional(nn.Module):
+    """Other arguments take another path: a flag, a text, a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor, centre: bool = False, mode: str = "plain", power: float = 0.0) -> Tensor:
+        h = torch.relu(self.a(x))
+        if centre or mode in ("mean", "centred") or power > 1.5:
+            h = h - h.mean(1, keepdim=True)
+        return self.c(torch.relu(self.b(h)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("centre", True), ("mode", "centred"), ("power", 2.0)])
+def test_arguments_that_the_example_leaves_out_are_tried(name: str, value: Any) -> None:
+    """Every argument but one is given, and so is what it stands for: the trial must be that of the one."""
+    torch.manual_seed(0)
+    model, given = Optional().double().eval(), {"centre": False, "mode": "plain", "power": 0.0}
+    graph = pr.trace(model, {"x": PICTURE, **{n: v for n, v in given.items() if n != name}})
+    assert list(graph.units) == ["b:out"] and f"computes something else with {name}=" in graph.frozen["a"]
+    keep = {"b:out": [1, 2, 5]}
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
+    for example in ({"x": PICTURE}, {"x": PICTURE, name: value}):
+        with proof.masked(model, graph, keep):
+            assert proof.relative_error(proof.outputs(small, example), proof.outputs(model, example)) < 1e-12
+    assert list(pr.trace(model, {"x": PICTURE, **given}).units) == ["a:out", "b:out"]  # that is how it is used
 
 
 def test_outputs_that_hardly_vary_excuse_nothing() -> None:

@@ -147,7 +147,8 @@ def _culprits_of(graph: ChannelGraph, keep: Keep, trials: Sequence[Trial]) -> li
 
 
 def _when(trial: Trial) -> str:
-    return " in training mode, with gradients" if "training" in trial.mode else ""
+    given = f" with {trial.given}" if trial.given else ""
+    return " in training mode, with gradients" if "training" in trial.mode else given
 
 
 # -- the check at the end of `prune`

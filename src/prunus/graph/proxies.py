@@ -87,10 +87,12 @@ class KnownProxy(fx.Proxy):
         return str(self)
 
     def __hash__(self) -> int:
-        """A size as a key, likewise. That two keys are equal is recorded, as any comparison is. A flag is looked at."""
+        """A size or a shape as a key, likewise. That two keys are equal is recorded, as any comparison is. A flag is
+        looked at."""
         if type(self.value) is bool:
             return hash(self.tracer.look(self))
-        return hash((self.value, id(self.tracer))) if type(self.value) is int else object.__hash__(self)
+        is_size = type(self.value) in (int, torch.Size)
+        return hash((self.value, id(self.tracer))) if is_size else object.__hash__(self)
 
     def __int__(self) -> int:
         return int(self.tracer.look(self))

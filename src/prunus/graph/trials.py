@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import operator
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +28,9 @@ from prunus.graph.compare import (
     randomised,
     run_of,
 )
+from prunus.graph.rules.attention import PRODUCTS
 from prunus.graph.runner import GraphRunner, last_uses
-from prunus.graph.traced import Example, Traced, named_modules
+from prunus.graph.traced import Example, Traced, as_call, named_modules
 from prunus.graph.watch import Inside, Watch
 from prunus.util.state import generators_kept, module_state_kept
 
@@ -34,6 +38,7 @@ _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvi
 _LARGER = 1.5  # how much larger
 _HALVED = 32  # pixels of the smallest side that is halved
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
+_MOST_ARGUMENTS = 4  # other values of arguments that are tried
 _MOST_IMAGES = 16  # that are tried because the code compares their number
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
@@ -46,6 +51,7 @@ class Trial:
     mode: str
     inputs: list[Example]
     as_it_is: bool = False
+    given: str = ""  # an argument that the example leaves out, as in "normalise=True"
     _drawn: Example | None = None
 
     def drawn(self) -> Example:
@@ -62,7 +68,8 @@ class Trial:
 
 def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -> tuple[list[Trial], Run | None]:
     """Trials in eval mode, and in training mode on images of another, oblong size; and at further sizes, or with more
-    images, if the code compares these. All on random inputs: small images, or of the shape of the example where the
+    images, if the code compares these; and with other values of arguments that the example leaves out, if forward
+    compares them. All on random inputs: small images, or of the shape of the example where the
     network needs that.
 
     Also returns the run of the whole network in the first trial, with what happens inside; None if it does not run.
@@ -100,6 +107,7 @@ def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -
         trials.append(Trial("eval", [_resized(one, height, width)]))
     if run:
         trials += [Trial("eval", [inputs]) for inputs in _other_forms(traced, evaluation.inputs[0])]
+        trials += _other_arguments(model, evaluation.inputs[0])
     return trials, run
 
 
@@ -129,8 +137,11 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
     choose its path; of the other parity if it asks for remainders or whether two sizes are equal; oblong and larger
     ones if it looks at sizes in another way."""
     guards = [n for n in traced.graph.nodes if n.name in traced.guards]
-    guards = [n for n in guards if _is_of_space(n, traced) or any(_is_of_space(u, traced) for u in n.all_input_nodes)]
-    largest = max(_LARGEST, 2 * max(size))
+    guards = [n for n in guards if n.target is not len]  # unpacking a shape asks how many sizes there are
+    guards = [n for n in guards if _is_of_space(n, traced)]
+    # Attention over all pixels takes the square of their number.
+    products = any(n.target in PRODUCTS for n in traced.graph.nodes)
+    largest = max(0 if products else _LARGEST, 2 * max(size))
     sides: set[int] = set()
     # Sizes that are divided may leave a remainder, and views of them fail.
     remainder = any(n.target is operator.floordiv and _is_of_space(n, traced) for n in traced.graph.nodes)
@@ -177,6 +188,41 @@ def _other_forms(traced: Traced, example: Example) -> list[Example]:
         index = torch.arange(max(numbers) + 1)
         forms.append(lambda image: image[index.to(image.device) % len(image)] if image.dim() > 1 else image)
     return [tree_map(lambda v, f=form: f(v) if isinstance(v, Tensor) else v, example) for form in forms[:4]]
+
+
+def _other_arguments(model: nn.Module, example: Example) -> list[Trial]:
+    """Trials with other values of the arguments of forward that the example leaves out: flags the other way round, and
+    numbers and texts that forward compares them with. Such a path may read channels that the usual one does not."""
+    args, kwargs = as_call(example)
+    signature = inspect.signature(model.forward)
+    given = signature.bind(*args, **kwargs).arguments
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(signature.parameters[name].kind not in named for name in given):
+        return []
+    defaults = {n: p.default for n, p in signature.parameters.items() if n not in given and p.kind in named}
+    values = [(name, not value) for name, value in defaults.items() if isinstance(value, bool)]
+    values += [(name, value) for name, value in _compared(model, defaults) if value != defaults[name]]
+    return [
+        Trial("eval", [{**given, name: value}], given=f"{name}={value!r}")
+        for name, value in list(dict.fromkeys(values))[:_MOST_ARGUMENTS]
+    ]
+
+
+def _compared(model: nn.Module, defaults: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Texts that the code of forward compares its arguments with, and numbers on both sides of those."""
+    kinds = {name: type(value) for name, value in defaults.items() if type(value) in (int, float, str)}
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward))) if kinds else "")
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found: list[tuple[str, Any]] = []
+    for node in ast.walk(code):
+        if isinstance(node, ast.Compare):
+            values: list[Any] = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            values += [number + step for number in values if type(number) in (int, float) for step in (1, -1)]
+            for name in (part.id for part in ast.walk(node) if isinstance(part, ast.Name) and part.id in kinds):
+                found += [(name, v) for v in values if type(v) is kinds[name] or (type(v), kinds[name]) == (int, float)]
+    return found
 
 
 def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ def _spread_over_counted(call: Call, out: Tensor, sizes: list[Any]) -> Tensor:
         counted = _counted_by(call, size) if isinstance(size, fx.Node) else None
         had = d - (out.dim() - x.dim())
         times = x.size(had) if had >= 0 else 1
-        if counted is not None and out.size(d) == len(counted) * times:
+        # A tensor that is pruned to one channel has this label along all axes: its images are not counted then.
+        fits = counted is not None and out.size(d) == len(counted) * times
+        if call.decided("counted", d, partial(bool, fits)) and counted is not None and fits:
             return along(counted.repeat_interleave(times), out.shape, d)
     return out
 
