@@ -23,7 +23,6 @@ from prunus.plots.style import COLOURS, INK, PAGE, figure, legend, save
 from prunus.studies.effectiveness_tables import draw_effectiveness, write_correlations
 from prunus.studies.sensitivity_study import draw_sensitivity
 from prunus.studies.structure_study import TOTAL, draw_structure
-from prunus.studies.table_study import COLUMNS, ResultsTable, draw_table
 from prunus.studies.timing_study import ScoringTimes, draw_timing
 
 Draw = Callable[[Path], str]  # draws into a folder and returns the file's name
@@ -150,12 +149,6 @@ def structure(network: str, title: str) -> Draw:
     return draw
 
 
-def paper_table(folder: Path) -> str:
-    """Runs among the paper's rows."""
-    rows = [{**dict.fromkeys(COLUMNS), **row} for row in read("paper-table")]
-    return draw_table(ResultsTable(tuple(rows), ()), folder)[0]["file"]
-
-
 def timing(experiment: str, title: str, size: str, which: int) -> Draw:
     """Seconds to score each layer; which: 0 without and 1 with the time for the maps."""
 
@@ -179,7 +172,6 @@ PICTURES: dict[str, Draw] = {
     "sensitivity-resnet56-cifar10": sensitivity("resnet56", 93.62),
     "structure-vgg16-gsd-b": structure("vgg16_imagenet, G-SD-B", "VGG-16, G-SD-B"),
     "structure-resnet50-gsd-b": structure("resnet50, G-SD-B", "ResNet-50, G-SD-B"),
-    "table-resnet56-cifar10": paper_table,
     "timing-resnet56-cifar10": timing("resnet56, 1000 images", "resnet56", "32x32 pixels", 0),
     "timing-vgg16": timing("vgg16_imagenet, 200 images", "vgg16_imagenet", "224x224 pixels", 0),
     "timing-vgg16-maps-included": timing("vgg16_imagenet, 200 images", "vgg16_imagenet", "224x224 pixels", 1),

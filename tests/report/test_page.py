@@ -16,6 +16,7 @@ from prunus.report.page import (
     confusions,
     drawn_bars,
     left_out,
+    points,
     render_page,
     setting_text,
 )
@@ -96,3 +97,7 @@ def test_nothing_in_a_file_can_end_the_script() -> None:
     assert inside
     saved = json.loads(inside[1])
     assert json.loads(saved["a.json"]) == {"name": NASTY, "value": None} and saved["b.csv"] == 'x\n""\n"a,b"\n'
+
+
+def test_points() -> None:
+    assert [points(x) for x in (-0.00836, 0.01, -0.00001)] == ["−0.84 points", "+1.00 points", "0.00 points"]

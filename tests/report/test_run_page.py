@@ -19,16 +19,14 @@ from matplotlib import colormaps
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from prunus.deciding.costs import COSTS
-from prunus.deciding.settings import SPLITS
 from prunus.errors import FileError
 from prunus.plots.run_pictures import load_pictures
-from prunus.repairing.repair import REPAIRS
-from prunus.report.read import read_run
+from prunus.report import run_page as sentences
+from prunus.report.read import FinishedRun, read_run
 from prunus.report.run_page import metric_text, render, run_files, what_was_asked, write_report
 from prunus.run.final_timing import EngineSpeed
-from prunus.run.summary import SpeedFigures
-from prunus.scoring.metrics import METRICS
+from prunus.run.summary import NetworkFigures, SpeedFigures, UnitFigures
+from prunus.tasks.evaluate import Evaluation
 from tests.report.runs import CLASSES, COMMAND_LINE, SIDE, Page, bar_charts, change_json, charts, make_run, read, titles
 from tests.report.test_page import NASTY
 
@@ -65,11 +63,13 @@ def test_the_headline_has_the_numbers_of_the_summary(page: str, compressed: Any)
         assert f"{100 * now:.2f}% before: {100 * was:.2f}%" in text
     was, now = summary["before"]["macs"], summary["after"]["macs"]
     left = f"{now / 1e6:.2f} M" if now >= 1e6 else f"{now / 1e3:.2f} K"
-    assert f"MACs per image {left} before: {was / 1e6:.2f} M −{100 * (1 - now / was):.1f}%" in text
+    assert f"MACs {left} before: {was / 1e6:.2f} M -{100 * (1 - now / was):.1f}%" in text
     was, now = summary["before"]["params"], summary["after"]["params"]
-    assert f"Weights {now / 1e3:.2f} K before: {was / 1e3:.2f} K −{100 * (1 - now / was):.1f}%" in text
+    assert f"Weights {now / 1e3:.2f} K before: {was / 1e3:.2f} K -{100 * (1 - now / was):.1f}%" in text
+    images, held = (summary["before"][part]["num_images"] for part in ("test", "holdout"))
+    assert f"Measured on: {images} test images, each worth {100 / images:.2g} points; {held} held-out images" in text
     assert summary["goal"]["text"] in text
-    assert "What was removed:" in text and "What was lost:" in text and "What was gained:" in text
+    assert "What was removed:" in text
 
 
 def test_widths_are_drawn_to_scale(page: str, compressed: Any) -> None:
@@ -117,7 +117,11 @@ def test_a_run_of_the_library_with_a_repair_and_without_test_images(tmp_path: Pa
     text = Page(repaired).text
     assert "original = CifarResNet(...)" in text and ", original).eval()" in text
     assert "prunus.compress(model, train, holdout, target=0.4, " in text and ", split='ratio', " in text
-    assert "These images were also used for decisions." in text and "Test accuracy" not in text
+    assert (
+        "held-out images, each worth " in text
+        and "points, which decisions used." in text
+        and "Test accuracy" not in text
+    )
     assert len(charts(repaired, "rounds")) == 1
 
 
@@ -166,14 +170,13 @@ def test_the_table_has_every_layer(page: str, compressed: Any) -> None:
 
 
 def test_what_was_asked_and_the_command_that_asks_again(page: str) -> None:
-    """The settings that were changed by group, choices with their registry's line, and the command as it was saved."""
+    """The settings that were changed, by group, and the command as it was saved."""
     text = Page(page).text
     asked = text[text.index("What was asked") : text.index("Accuracy and MACs in each round")]
-    assert "Network resnet8, 8 layers with weights Data set folder:pictures Goal Remove 40.0% of the MACs." in asked
-    assert f"Channels metric gsd: {METRICS.help('gsd')} streams select Layers" in asked
-    layers = f"split algorithm1: {SPLITS.help('algorithm1')} cost macs: {COSTS.help('macs')}"
-    assert re.search(rf"Layers {re.escape(layers)} alpha \d+\.\d+, rounds 2 Repair", asked)  # solved for two rounds
-    assert f"Repair repair none: {REPAIRS.help('none')} Retraining epochs 1" in asked
+    assert "Network resnet8, 8 layers with weights Data set folder:pictures Goal target 0.4" in asked
+    assert re.search(r"Channels (streams select, metric gsd|metric gsd, streams select) Layers ", asked)
+    assert re.search(r"Layers .*split algorithm1, .*alpha \d+\.\d+, .*rounds 2.* Repair repair none Retr", asked)
+    assert "Retraining epochs 1" in asked
     again = text[text.index("Repeat this run") :]
     assert COMMAND_LINE in again and "rounds 2 changed" in again
 
@@ -302,3 +305,84 @@ def test_files_to_save_have_the_figures_of_the_run(compressed: Any) -> None:
     assert [(int(a), int(b), float(c), float(d)) for a, b, c, d, *_ in rows["epochs.csv"][1:]] == wanted and wanted
     values = read(compressed.folder / "classes.json")["after"]["values"]
     assert [float(row[3]) for row in rows["classes.csv"][1:]] == values
+
+
+# -- sentences, against sentences written by hand
+
+
+@pytest.fixture
+def told(compressed: Any) -> FinishedRun:
+    """A run with figures that can be worked out by hand."""
+    units = {
+        "a:out": UnitFigures("private", 16, 6),
+        "b:in": UnitFigures("stream", 8, 8),
+        "c:out": UnitFigures("private", 64, 9),
+    }
+    held, tested = Evaluation(0.96, 0.1, 50), Evaluation(0.95, 0.2, 200)
+    was = NetworkFigures(held, tested, 1000, 400, 2000)
+    held, tested = Evaluation(0.94, 0.1, 50), Evaluation(0.93, 0.2, 200)
+    now = NetworkFigures(held, tested, 500, 100, 600)
+    removed = {"macs": 0.5, "params": 0.75}
+    return changed(
+        read_run(compressed.folder),
+        units=units,
+        before=was,
+        after=now,
+        speeds=(timed(3.0, 2.5, 3.25),),
+        removed=removed,
+    )
+
+
+def timed(ratio: float, low: float, high: float, engine: str = "onnxruntime") -> EngineSpeed:
+    """A row of the final timing: 30 ms before."""
+    return EngineSpeed(engine, 1, 1, 0.03, 0.03 / ratio, ratio, low, high, "processor")
+
+
+def changed(run: FinishedRun, **summary: Any) -> FinishedRun:
+    """The run with another summary."""
+    return replace(run, summary=replace(run.summary, **summary))
+
+
+def side(run: FinishedRun, name: str, **figures: Any) -> FinishedRun:
+    """The run with other figures before or after."""
+    return changed(run, **{name: replace(getattr(run.summary, name), **figures)})
+
+
+QUALITY = "95.00% → 93.00% test accuracy."
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdict", "title"),
+    [
+        ((3.0, 2.5, 3.25), "3.00x as fast in onnxruntime at batch 1 (2.50 to 3.25), ", "3.00x as fast, "),
+        ((0.65, 0.6, 0.7), "Slower in onnxruntime at batch 1: 0.65x (0.60 to 0.70), ", "slower (0.65x), "),
+        ((1.02, 0.97, 1.08), "No measurable difference in onnxruntime at batch 1 (0.97 to 1.08), ", None),
+        ((), "50.0% of the MACs removed, speed not measured, ", ""),
+    ],
+)
+def test_the_verdict_is_about_speed(told: FinishedRun, speeds: Any, verdict: str, title: str | None) -> None:
+    run = changed(told, speeds=(timed(*speeds), timed(3.0, 2.5, 3.25, "eager")) if speeds else ())
+    assert sentences.verdict(run) == f"{verdict}{QUALITY}"
+    if title is not None:
+        assert sentences.title(run) == f"resnet8 on folder:pictures, pruned: {title}50.0% of the MACs removed"
+
+
+def test_the_verdict_without_test_images_and_without_a_cut(told: FinishedRun) -> None:
+    untested = side(told, "before", test=None)
+    assert sentences.verdict(untested).endswith(", 96.00% → 94.00% held-out accuracy.")
+    whole = changed(told, units={name: replace(u, kept=u.width) for name, u in told.summary.units.items()})
+    assert sentences.verdict(whole).startswith("Nothing was removed: the network is as it was, 95.00% → ")
+    assert sentences.title(whole) == "resnet8 on folder:pictures: nothing was removed"
+    assert sentences.what_was_removed(whole) == "No channels were removed."
+
+
+def test_what_was_removed(told: FinishedRun) -> None:
+    assert sentences.what_was_removed(told) == (
+        "65 of 88 channels in 2 rounds, from c:out (from 64 channels to 9) and a:out (from 16 channels to 6). "
+        "1 of 3 units kept all channels."
+    )
+    many = {f"u{i}": UnitFigures("private", 10, 9 - i) for i in range(5)}
+    assert sentences.what_was_removed(changed(told, units=many)) == (
+        "15 of 50 channels in 2 rounds, most of them from u4 (from 10 channels to 5), u3 (from 10 channels to 6) and "
+        "u2 (from 10 channels to 7); the others from 2 other units."
+    )

@@ -43,7 +43,7 @@ def test_the_quality_in_integers_is_that_of_the_exported_files(tmp_path: Path) -
     assert int8.test is not None
     assert repr(result).splitlines()[0].endswith(f"{100 * int8.test.quality:.2f}% test accuracy in 8-bit integers")
     page = render(read_run(tmp_path / "run"))
-    assert "Held-out accuracy in int8" in page and "Test accuracy in int8" in page and "Peak of activations" in page
+    assert "Held-out accuracy in int8" in page and "Test accuracy in int8" in page and "Bytes of activations" in page
 
 
 def test_a_run_that_is_resumed_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

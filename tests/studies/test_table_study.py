@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 
 import prunus as pr
 from prunus.errors import FileError, RunError
-from prunus.plots.style import PAGE, figure
-from prunus.studies.table_study import COLUMNS, label, short, table
+from prunus.studies.table_study import COLUMNS, short, table
 from tests.cli.command_line import lines, prunus
 
 
@@ -125,7 +123,7 @@ def test_formats(lenet_run: Path, tmp_path: Path) -> None:
     assert " ".join(text[6].split()) == "G-SD the paper 76.95 77.40 -0.45 92.0 M 63.2 660 K 61.8"
 
 
-def test_a_folder_with_a_picture(lenet_run: Path, tmp_path: Path) -> None:
+def test_a_folder(lenet_run: Path, tmp_path: Path) -> None:
     folder = as_if(lenet_run, tmp_path / "mine", "resnet56", "cifar10")
     lines(prunus("study", "table", folder, "--out", tmp_path / "study"))
     study = pr.studies.read_study(tmp_path / "study")
@@ -134,24 +132,8 @@ def test_a_folder_with_a_picture(lenet_run: Path, tmp_path: Path) -> None:
         read = list(csv.DictReader(file))
     assert [row["method"] for row in read] == [row["method"] for row in study["rows"]]
     assert read[1]["top5"] == "" and list(read[0]) == list(COLUMNS)
-    (picture,) = study["pictures"]
-    drawn = (tmp_path / "study" / picture["file"]).read_text()
-    assert all(f">{row['method']}<" in drawn for row in study["rows"])  # every method is named in it
-    assert (tmp_path / "study" / picture["file"]).with_suffix(".png").exists()
 
 
 def test_three_digits() -> None:
     numbers = {62e6: "62.0 M", 7.74e9: "7.74 G", 407e3: "407 K", 138.34e6: "138 M", 999: "999", 1000: "1.00 K"}
     assert {number: short(number) for number in numbers} == numbers
-
-
-def test_names_in_the_picture_do_not_cover_each_other() -> None:
-    """Two runs within a tenth of a point, a third near them, and one at the right edge."""
-    fig, axes = figure(PAGE, 3.4)
-    places = [(49.6, -1.38), (49.6, -1.44), (50.0, -1.92), (63.1, -2.1), (30.0, 0.1)]
-    axes.plot(*zip(*places, strict=True), "o")
-    written = label(fig, axes, [(f"a run's name {i}", place) for i, place in enumerate(places)])
-    boxes = [words.get_window_extent() for words in written]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
-    assert [words.get_text() for words in written] == [f"a run's name {i}" for i in range(5)]

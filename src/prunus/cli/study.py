@@ -102,7 +102,7 @@ def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
     from prunus.report.run_page import write_report
 
     page = write_report(folder)
-    say(f"\nresults in {folder}: study.json, table.csv, table.tex, pictures as .png and .svg")
+    say(f"\nresults in {folder}: study.json, table.csv, table.tex, and pictures as .png and .svg")
     say(f"report: {page} (open it in a browser)")
     return Answer({"folder": folder, "page": page, "rows": rows})
 
@@ -377,7 +377,7 @@ def results_table(
     data: Annotated[
         str | None, typer.Option(help="Data set, if a folder does not record it; without folders, the rows to print")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write a study folder: table.csv, table.tex, a picture")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write a study folder: table.csv, table.tex")] = None,
 ) -> Answer:
     """Print runs as rows among the paper's published rows of their network and data set.
 

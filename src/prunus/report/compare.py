@@ -20,12 +20,12 @@ from prunus.report.page import (
     class_table,
     confusions,
     left_out,
+    points,
     render_page,
     setting_text,
 )
 from prunus.report.paired import OverSeeds, Pair, over_seeds, pair_table, seed_table, tested
 from prunus.report.read import FinishedRun, UnfinishedRun, read_run, read_unfinished
-from prunus.report.text import points
 from prunus.run.folder import CONFIG, SUMMARY
 from prunus.studies.folder import as_csv
 from prunus.studies.recipes import PublishedGroup, group_of, published

@@ -16,9 +16,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from prunus.report.text import points
 from prunus.run.qualities import ClassTable
-from prunus.util.text import count, percent
+from prunus.tasks.quality import ACCURACY, QualityText
+from prunus.util.text import count, percent, signed
 from prunus.util.typed_json import finite, to_data
 
 REPORT = "report.html"
@@ -196,7 +196,14 @@ def confusions(classes: ClassTable) -> Confusions | None:
     )
 
 
-# -- settings and files to save
+# -- numbers, settings and files to save
+
+
+def points(change: float, quality: QualityText = ACCURACY) -> str:
+    """-0.0084 as −0.84 points; of a quality that is not in per cent, in its own unit."""
+    if quality.unit == "%":
+        return f"{signed(100 * change)} points"
+    return quality.change(change).replace("-", "−")
 
 
 def setting_text(value: Any, most: int = LISTED) -> str:
@@ -210,7 +217,9 @@ def setting_text(value: Any, most: int = LISTED) -> str:
         return ", ".join(setting_text(each, most) for each in value[:most]) + more
     if isinstance(value, dict):
         return ", ".join(f"{key} {setting_text(each, most)}" for key, each in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:g}"
+    return str(getattr(value, "__name__", value))
 
 
 def as_json(value: Any) -> str:

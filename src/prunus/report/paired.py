@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from prunus.errors import RunError
-from prunus.report.page import Cell, Table
+from prunus.report.page import Cell, Table, points
 from prunus.report.read import FinishedRun
-from prunus.report.text import points
 from prunus.run.identity import same_images
 from prunus.run.settings import Settings
 from prunus.tasks import TASKS, task_of

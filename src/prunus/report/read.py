@@ -32,7 +32,7 @@ from prunus.run.network_shape import NetworkShape, Node
 from prunus.run.qualities import BOXES, CLASSES_FORMAT, PREDICTIONS, ClassTable, Predictions, read_predictions
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings
-from prunus.run.summary import FORMAT, VERSION, Beginning, Summary
+from prunus.run.summary import FORMAT, VERSION, Beginning, Summary, reported
 from prunus.scoring.scores import Scores, load_scores
 from prunus.tasks.evaluate import Evaluation
 from prunus.tasks.quality import ACCURACY, QualityText
@@ -92,10 +92,7 @@ class FinishedRun(RunRecord):
 
     def reported(self) -> tuple[str, Evaluation, Evaluation]:
         """The evaluation to report: (name, before, after), on the test images if there are any."""
-        before, after = self.summary.before, self.summary.after
-        if before.test is not None and after.test is not None:
-            return "test", before.test, after.test
-        return "held-out", before.holdout, after.holdout
+        return reported(self.summary.before, self.summary.after)
 
 
 def read_run(folder: str | Path) -> FinishedRun:

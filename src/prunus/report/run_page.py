@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from prunus.deciding.goal import Goal
 from prunus.deciding.sensitivity import Sensitivity
 from prunus.deciding.settings import RANKING, TimeSettings
 from prunus.plots.run_pictures import image_strip, map_strip
 from prunus.plots.style import data_uri
-from prunus.report import text
 from prunus.report.charts import round_charts, score_histogram
 from prunus.report.network import NetworkDrawing, sides
 from prunus.report.page import (
@@ -33,13 +30,12 @@ from prunus.report.page import (
 from prunus.report.read import FinishedRun, Round, read_run
 from prunus.report.study_page import is_study, render_study
 from prunus.run.final_timing import how_timed
-from prunus.run.summary import qualities, versions
+from prunus.run.summary import first_line, headline, removes_anything, versions
 from prunus.studies.folder import as_csv
 from prunus.tasks import DEFAULT_TASK, UNLABELLED
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.util.files import write_atomically
-from prunus.util.options import GROUPS, Option, default_of, options_of
-from prunus.util.registry import Registry
+from prunus.util.options import GROUPS, default_of, options_of
 from prunus.util.text import big_number, count, duration, milliseconds, percent, relative_change
 from prunus.util.typed_json import to_data
 
@@ -75,16 +71,15 @@ def render(run: FinishedRun) -> str:
     spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
     return render_page(
         "run.html",
-        title=text.title(run),
+        title=title(run),
         run=run,
         summary=summary,
         quality=summary.quality,
-        verdict=text.verdict(run),
+        verdict=verdict(run),
         lead=[
             (f"{reached}:", goal),
-            ("What was removed:", text.what_was_removed(run)),
-            ("What was lost:", text.what_was_lost(run)),
-            ("What was gained:", text.what_was_gained(run)),
+            ("What was removed:", what_was_removed(run)),
+            ("Measured on:", measured_on(run)),
             *(("Note:", note) for note in summary.notes),
         ],
         cards=_cards(run),
@@ -120,34 +115,63 @@ def render(run: FinishedRun) -> str:
     )
 
 
+# -- sentences
+
+
+def title(run: FinishedRun) -> str:
+    """The name of the network, and what the run came to in a few words: speed first."""
+    summary, command = run.summary, run.command
+    name = f"{command.get('model')} on {command.get('data')}" if command else summary.model
+    if not removes_anything(summary):
+        return f"{name}: nothing was removed"
+    parts = [summary.speeds[0].verdict] if summary.speeds else []
+    parts.append(f"{percent(summary.removed['macs'])} of the MACs removed")
+    return f"{name}, pruned: {', '.join(parts)}"
+
+
+def verdict(run: FinishedRun) -> str:
+    """The result in one sentence, the one that `prunus prune` prints first."""
+    text = first_line(run.summary).replace("->", "→")
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def what_was_removed(run: FinishedRun) -> str:
+    """The number of removed channels, and the units that lost most of them."""
+    units = run.summary.units
+    narrowed = sorted((-(u.width - u.kept), name) for name, u in units.items() if u.kept < u.width)
+    if not narrowed:
+        return "No channels were removed."
+    most = [f"{name} (from {units[name].width} channels to {units[name].kept})" for _, name in narrowed[:3]]
+    rest = len(narrowed) - len(most)
+    where = " and ".join(most) if len(most) < 3 else f"{most[0]}, {most[1]} and {most[2]}"
+    more = f"; the others from {count(rest, 'other unit')}" if rest else ""
+    whole = len(units) - len(narrowed)
+    left = f" {whole} of {len(units)} units kept all channels." if whole else ""
+    lost, width = -sum(row[0] for row in narrowed), sum(unit.width for unit in units.values())
+    return (
+        f"{lost:,} of {count(width, 'channel')} in {count(len(run.rounds), 'round')}, "
+        f"{'most of them ' if rest else ''}from {where}{more}.{left}"
+    )
+
+
 # -- before and after
 
 
-def _cards(run: FinishedRun) -> list[tuple[str, str, str, str]]:
-    """What, after, before, and a remark."""
-    summary = run.summary
-    was, now, quality = summary.before, summary.after, summary.quality
-    cards = []
-    for speed in summary.speeds[:1]:
-        name = f"Time in {speed.place}"
-        cards.append((name, milliseconds(speed.after), milliseconds(speed.before), speed.change.replace("x", "×")))
-    for part, how, a, b in sorted(qualities(summary), key=lambda row: row[0] != "test"):
-        name = f"{part.capitalize()} {quality.name}{how}"
-        note = f"{text.points(b.quality - a.quality, quality)}; {count(b.num_images, 'image')}"
-        note += f", each {100 / b.num_images:.2g} points" if quality == ACCURACY else ""
-        cards.append((name, quality.shown(b.quality), quality.shown(a.quality), note))
-        if a.top5 is not None and b.top5 is not None and a.top5 < 0.999:
-            change = text.points(b.top5 - a.top5)
-            cards.append((f"{name}, top-5", percent(b.top5, 2), percent(a.top5, 2), change))
-    for name, x, y, sign in (
-        ("MACs per image", was.macs, now.macs, ""),
-        ("Weights", was.params, now.params, ""),
-        ("Bytes on disk", was.bytes, now.bytes, "B"),
-        ("Peak of activations", was.memory or 0, now.memory or 0, "B"),
-    ):
-        if x and y:  # the memory of networks that were not traced is unknown
-            cards.append((name, big_number(y) + sign, big_number(x) + sign, relative_change(x, y)))
-    return cards
+def _cards(run: FinishedRun) -> list[list[str]]:
+    """What, before, after, and the change: what the terminal prints; of speeds, the one that was asked for."""
+    rows, timed = headline(run.summary), len(run.summary.speeds)
+    return [[what[:1].upper() + what[1:], *rest] for what, *rest in [*rows[: min(timed, 1)], *rows[timed:]]]
+
+
+def measured_on(run: FinishedRun) -> str:
+    """The images behind the figures: with few of them, small differences mean little."""
+    texts, before = [], run.summary.before
+    for part, measured in (("test", before.test), ("held-out", before.holdout)):
+        if measured is not None:
+            images = count(measured.num_images, f"{part} image")
+            worth = f", each worth {100 / measured.num_images:.2g} points" if run.summary.quality == ACCURACY else ""
+            texts.append(images + worth + (", which decisions used" if part == "held-out" else ""))
+    return f"{'; '.join(texts)}."
 
 
 def _speeds(run: FinishedRun) -> list[Bar]:
@@ -258,40 +282,19 @@ def metric_text(run: FinishedRun) -> str:
 
 
 def what_was_asked(run: FinishedRun) -> dict[str, list[str]]:
-    """The network, the data, the goal, and the settings that were chosen or changed: title -> lines."""
-    typed = run.command
+    """The network, the data, and the settings that decided something and are not at their defaults: title -> text."""
+    typed, settings = run.command, run.settings
     rows = {"Network": [f"{typed.get('model', run.summary.model)}, {len(run.summary.layers)} layers with weights"]}
     if "data" in typed:
         rows["Data set"] = [str(typed["data"])]
-    rows["Goal"] = [text.goal(run)]
-    settings = run.settings
     unused = [] if settings.needs_times else [field.name for field in dataclasses.fields(TimeSettings)]
     unused += [] if settings.ranks else RANKING
     unused += [] if settings.retrains_at_all else ["distill"]
-    for group, lines in chosen_settings(settings, unused).items():
-        rows[group] = rows.get(group, []) + lines
-    return rows
-
-
-def chosen_settings(settings: Any, without: Collection[str] = ()) -> dict[str, list[str]]:
-    """Group -> lines of text about the settings that were chosen from a registry or differ from their defaults.
-
-    A choice from a registry has a line of its own, with the registry's help; the others share a line. Goals are left
-    out, because the report has a sentence about them. without: others that decided nothing.
-    """
-    goals = {field.name for field in dataclasses.fields(Goal)}
-    groups: dict[str, tuple[list[str], list[str]]] = {}  # group -> lines, settings that share a line
-    for field, about in _by_group(settings):
-        if field.name in without:
-            continue
-        value, name = getattr(settings, field.name), field.name.replace("_", " ")
-        lines, shared = groups.setdefault(about.group, ([], []))
-        if isinstance(about.choices, Registry) and about.choice_of(value) in about.choices:
-            lines.append(f"{name} {value}: {about.choices.help(about.choice_of(value))}")
-        elif field.name not in goals and value != default_of(field):
-            shared.append(f"{name} {setting_text(value)}")
-    joined = {group: [*lines, ", ".join(shared)] if shared else lines for group, (lines, shared) in groups.items()}
-    return {group: lines for group, lines in joined.items() if lines}
+    changed: dict[str, list[str]] = {}
+    for group, name, value, mark, _ in all_settings(settings, run.summary.quality):
+        if mark and name not in unused:
+            changed.setdefault(group, []).append(f"{name.replace('_', ' ')} {value}")
+    return rows | {group: [", ".join(texts)] for group, texts in changed.items()}
 
 
 def all_settings(settings: Any, quality: QualityText = ACCURACY) -> list[tuple[str, str, str, str, str]]:
@@ -299,19 +302,13 @@ def all_settings(settings: Any, quality: QualityText = ACCURACY) -> list[tuple[s
 
     quality: what the setting `measure` means by "accuracy".
     """
-    rows = []
-    for field, about in _by_group(settings):
+    rows, places = [], {group: place for place, group in enumerate(GROUPS)}
+    for field, about in sorted(options_of(settings), key=lambda pair: places.get(pair[1].group, len(places))):
         value = getattr(settings, field.name)
         changed = "" if value == default_of(field) else "changed"
         shown = quality.name if (field.name, value) == ("measure", "accuracy") else setting_text(value)
         rows.append((about.group, field.name, shown, changed, about.help))
     return rows
-
-
-def _by_group(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
-    """The options in the order of their groups."""
-    places = {group: place for place, group in enumerate(GROUPS)}
-    yield from sorted(options_of(settings), key=lambda pair: places.get(pair[1].group, len(places)))
 
 
 def call(run: FinishedRun) -> str:

@@ -17,8 +17,7 @@ from prunus.run.compress import Compressed, checked, kept_while_used, run, run_f
 from prunus.run.context import RunData
 from prunus.run.folder import RunFolder
 from prunus.run.settings import SPEEDUPS, Settings, goals_of
-from prunus.run.summary import NetworkFigures, Summary, read_summary
-from prunus.tasks.evaluate import Evaluation
+from prunus.run.summary import Summary, read_summary, reported
 from prunus.timing.latency import Speedup
 from prunus.util.batches import Batches
 from prunus.util.files import write_atomically
@@ -82,7 +81,7 @@ class Curve:
         points = []
         for asked, result in self.results.items():
             summary = read_summary(result.summary)
-            was, now = (_reported(side).quality for side in (summary.before, summary.after))
+            was, now = (each.quality for each in reported(summary.before, summary.after)[1:])
             speed, gone, reached = summary.speeds[0], summary.removed["macs"], summary.goal.reached
             measured = (speed.ratio, speed.low, speed.high)
             points.append(CurvePoint(asked, *measured, now, now - was, gone, reached, folder_name(asked)))
@@ -109,8 +108,7 @@ class Curve:
     def title(self) -> str:
         """What was measured, where, and the original network's quality."""
         summary = self.summary
-        base, speed = _reported(summary.before), summary.speeds[0]
-        part = "held-out" if summary.before.test is None else "test"
+        (part, base, _), speed = reported(summary.before, summary.after), summary.speeds[0]
         where = f"{speed.engine}, batch {speed.batch}, {speed.threads} thread{'s' * (speed.threads > 1)}"
         return f"{summary.model} in {where}: {part} {summary.quality.name} {summary.quality.shown(base.quality)} before"
 
@@ -120,7 +118,7 @@ class Curve:
 
         summary, points = self.summary, self.points
         factor = summary.quality.factor
-        base = factor * _reported(summary.before).quality
+        base = factor * reported(summary.before, summary.after)[1].quality
         speeds = [Speedup(point.ratio, point.low, point.high) for point in points]
         return draw_curve(speeds, [factor * point.quality for point in points], base, summary.quality.axis, self.title)
 
@@ -134,7 +132,7 @@ class Curve:
             "measured": {name: getattr(summary.speeds[0], name) for name in ("engine", "batch", "threads", "clock")},
             "quality": summary.quality,
             "part": "holdout" if summary.before.test is None else "test",
-            "original": _reported(summary.before).quality,
+            "original": reported(summary.before, summary.after)[1].quality,
             "points": self.points,
             "missed": {f"{asked:g}": why for asked, why in self.missed.items()},
         }
@@ -213,11 +211,6 @@ def curve(
         if place.writes:
             drawn.write(place.path)
     return kept_while_used(drawn if place.is_temporary else replace(drawn, folder=place.path), place)
-
-
-def _reported(network: NetworkFigures) -> Evaluation:
-    """On the test images, if there are any."""
-    return network.test or network.holdout
 
 
 def folder_name(speedup: float) -> str:

@@ -51,6 +51,9 @@ class NetworkFigures:
     int8: Int8Quality | None = None  # in 8-bit integers, if the engine computes in them
 
 
+QualityFigures = NetworkFigures | Int8Quality
+
+
 @dataclass(frozen=True)
 class UnitFigures:
     """Number of channels of a unit, before and after."""
@@ -349,11 +352,16 @@ def first_line(summary: Summary) -> str:
         text = str(summary.speeds[0])
     else:
         text = f"{percent(summary.removed['macs'])} of the MACs removed, speed not measured"
-    part, was, now = "held-out", before.holdout, after.holdout
-    if before.test is not None and after.test is not None:
-        part, was, now = "test", before.test, after.test
+    part, was, now = reported(before, after)
     how = IN_INTEGERS if summary.after.int8 else ""
     return f"{text}, {quality.shown(was.quality)} -> {quality.shown(now.quality)} {part} {quality.name}{how}"
+
+
+def reported(before: QualityFigures, after: QualityFigures) -> tuple[str, Evaluation, Evaluation]:
+    """The evaluations to report, and on which images: the test images, if there are any."""
+    if before.test is not None and after.test is not None:
+        return "test", before.test, after.test
+    return "held-out", before.holdout, after.holdout
 
 
 def removes_anything(summary: Summary) -> bool:

@@ -6,20 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prunus.errors import RunError
-from prunus.plots.style import COLOURS, INK, PAGE, figure, save, styled
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
 from prunus.util.text import latex_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.text import Annotation
-
 
 COLUMNS: Mapping[str, str] = {
     "network": "network",
@@ -165,76 +158,8 @@ def short(number: float) -> str:
     return str(int(number))
 
 
-PUBLISHED, PAPER, OWN_RUN = COLOURS[7], COLOURS[0], COLOURS[3]  # other methods, the paper's own, runs
-SIDES = ((6, 4, "left"), (6, -10, "left"), (-6, 4, "right"), (-6, -10, "right"), (6, 12, "left"))  # points; alignment
-MARKER = 4  # pixels from the centre of a point to its edge, at the figure's own resolution
-
-
 def write_table(results: ResultsTable, folder: StudyFolder) -> Path:
-    """Write study.json, table.csv and a picture of the change of accuracy against MACs removed."""
+    """Write study.json, table.csv and table.tex."""
     folder.start()
-    pictures = draw_table(results, folder.path)
-    return folder.finish(
-        "Runs compared with the paper's tables",
-        results.rows,
-        pictures,
-        results.notes,
-        columns=COLUMNS,
-        latex=as_latex(results.rows),
-    )
-
-
-def draw_table(results: ResultsTable, folder: Path) -> list[dict[str, str]]:
-    """One picture for each network and data set in the table, for `StudyFolder.finish`."""
-    pictures = []
-    for network, data in dict.fromkeys((row["network"], row["data"]) for row in results.rows):
-        rows = [row for row in results.rows if (row["network"], row["data"]) == (network, data)]
-        key, name = ("top1", "top-1") if all(row["top1"] is not None for row in rows) else ("top5", "top-5")
-        points = [(row, (row["macs_removed"], -row[f"{key}_drop"])) for row in rows if row[f"{key}_drop"] is not None]
-        if not points:
-            continue
-        title = f"{network} on {data}"
-        fig, axes = figure(PAGE, 3.4)
-        with styled():
-            axes.axhline(0, color=INK, linewidth=0.8)
-            for row, point in points:
-                marker, colour = ("o", PUBLISHED) if row["source"] == STATUS else ("D", OWN_RUN)
-                if row["source"] == STATUS and row["method"].startswith("G-SD"):
-                    marker, colour = "s", PAPER
-                axes.plot(*point, marker, color=colour, markersize=6)
-            axes.set(xlabel="MACs removed (%)", ylabel=f"change of {name} accuracy (points)")
-            axes.set_title(f"{title}: published results (squares: G-SD, circles: others) and runs (diamonds)")
-            axes.margins(x=0.12, y=0.15)
-            label(fig, axes, [(row["method"], point) for row, point in points])
-        plain = "".join(c if c.isalnum() else "-" for c in f"{network}-{data}".lower())
-        picture = {
-            "file": save(fig, folder, f"table-{plain}"),
-            "alt": f"Change of {name} accuracy against MACs removed, {title}: {len(points)} methods and runs",
-            "caption": f"{title}. Above 0: better than before pruning.",
-        }
-        pictures.append(picture)
-    return pictures
-
-
-def label(fig: Figure, axes: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[Annotation]:
-    """Write each name next to its point, on a side where it covers no other name or point and stays inside the axes."""
-    from matplotlib.transforms import Bbox
-
-    fig.draw_without_rendering()  # sets limits and layout
-    spots = [axes.transData.transform(point) for _, point in names]
-    taken = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in spots]
-    labels = []
-    for name, point in names:
-        for number, (x, y, side) in enumerate(SIDES):
-            text = axes.annotate(
-                name, point, xytext=(x, y), textcoords="offset points", fontsize=7.5, color=INK, ha=side
-            )
-            box = text.get_window_extent()
-            free = not any(box.overlaps(other) for other in taken)
-            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-            if (free and inside) or number == len(SIDES) - 1:
-                taken.append(box)
-                labels.append(text)
-                break
-            text.remove()
-    return labels
+    title, latex = "Runs compared with the paper's tables", as_latex(results.rows)
+    return folder.finish(title, results.rows, notes=results.notes, columns=COLUMNS, latex=latex)
