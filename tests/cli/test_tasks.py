@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_said(module: str) -> None:
     assert "this needs one class per image" in words
     assert "has no callable 'nothing'" in refused("evaluate", unet, "--task", f"{module}:nothing", "--data", "digits")
     words = refused("inspect", *given(module, "regression"), "--scores", "gsd")
-    assert "are no classes, which this metric separates" in words
+    assert "separates classes, and the labels of the task are none" in words
     words = refused("evaluate", *given(module, "regression"), "--size", "8")
     assert f"--size does not apply to {module}:pairs, which prepares and divides its images itself" in words
 

@@ -151,7 +151,7 @@ def test_speeds_and_times_of_layers_are_drawn_relative_to_the_original(compresse
     assert [(row.name, row.text) for row in rows] == [("conv1", "1 ms, was 2 ms"), ("(the rest)", "4 ms")]
     assert [[bar[1] for bar in row.bars] for row in rows] == [[32, 16], [64, 64]]
     text = Page(page).text
-    assert "Time in onnxruntime at batch 1 3 ms before: 6 ms 2.00× (1.60 to 2.50)" in text
+    assert "Milliseconds in onnxruntime at batch 1 3 before: 6 2.00x (1.60 to 2.50)" in text
     assert text.count("processor time on one thread") == 1 and "for a batch of 1, on 2 threads" in text
     assert "Another round lost more accuracy than allowed" in text
     assert "engine" not in str(what_was_asked(run))  # a goal in MACs says nothing about engines

@@ -89,5 +89,5 @@ def test_metrics_of_maps_without_classes_serve_every_task() -> None:
     first = np.delete(rows, 0, axis=1)
     lost = [np.linalg.norm(a, "nuc") - np.linalg.norm(b, "nuc") for a, b in zip(rows, first, strict=True)]
     assert found["chip"].values[name][0] == pytest.approx(np.mean(lost), rel=1e-5)
-    with pytest.raises(pr.ScoreError, match="mmd: only for classification"):
+    with pytest.raises(pr.ScoreError, match="mmd is only for classification"):
         pr.score(graph, batches, ["hrank", "mmd"], task="segmentation")

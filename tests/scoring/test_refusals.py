@@ -43,7 +43,7 @@ def hooks(graph: pr.ChannelGraph) -> int:
         (lambda c: c.moments.mean[0] * float("nan"), {}, "channel 0 of unit a:out the score nan"),
         (lambda c: 1 / (c.moments.mean.sum(0) * 0), {}, "channel 0 of unit a:out the score inf; a ridge above 0 keeps"),
         ("gsd", {"num_images": 1}, "at least 2 images"),
-        ("mmd", {"task": "segmentation"}, "mmd: only for classification, with one class per image"),
+        ("mmd", {"task": "segmentation"}, "mmd is only for classification, with one class per image: use one of"),
     ],
 )
 def test_metrics_and_options(metric: Any, options: dict[str, Any], words: str) -> None:

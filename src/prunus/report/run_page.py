@@ -160,7 +160,8 @@ def what_was_removed(run: FinishedRun) -> str:
 def _cards(run: FinishedRun) -> list[list[str]]:
     """What, before, after, and the change: what the terminal prints; of speeds, the one that was asked for."""
     rows, timed = headline(run.summary), len(run.summary.speeds)
-    return [[what[:1].upper() + what[1:], *rest] for what, *rest in [*rows[: min(timed, 1)], *rows[timed:]]]
+    rows = [[what.replace("ms in", "milliseconds in"), *rest] for what, *rest in [*rows[:timed][:1], *rows[timed:]]]
+    return [[what[0].upper() + what[1:], *rest] for what, *rest in rows]
 
 
 def measured_on(run: FinishedRun) -> str:

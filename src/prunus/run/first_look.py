@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from prunus.errors import DataError, ModelError, PrunusError
 from prunus.run.context import RunData
 from prunus.run.settings import Settings
-from prunus.scoring.metrics import check_unlabelled, metric_of
+from prunus.scoring.metrics import check_fits, metric_of
 from prunus.tasks import Task, task_of
 from prunus.tasks.agreement import agreement
 from prunus.tasks.evaluate import unpack_for
@@ -61,7 +61,7 @@ def _look(model: nn.Module, data: RunData, settings: Settings) -> Settings:
         settings = replace(settings, task=task)
     if task.reference is not None:
         if isinstance(settings.metric, str):
-            check_unlabelled([metric_of(settings.metric)])
+            check_fits([metric_of(settings.metric)], task)
         return settings
     for name in ("test", *(["train"] if settings.retrains_at_all else [])):
         if name in looks and looks[name].labels is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunus.errors import ScoreError
-from prunus.scoring.metrics import METRICS, UNMERGED, Metric, function_metric, needs_labels, separates_classes
+from prunus.scoring.metrics import METRICS, UNMERGED, Metric, function_metric, misfit
 from prunus.scoring.settings import TAPS, Where
 from prunus.tasks import Task, task_of
 from prunus.util.processes import processes
@@ -116,20 +116,12 @@ def without_classes(metrics: list[ChosenMetric], task: Task | str | None) -> lis
     task, kept = task_of(task), []
     left_out: dict[str, list[str]] = {}  # reason -> names
     for one in metrics:
-        reason = ""
-        if task.reference is not None:
-            reason = "because the images have no labels" if needs_labels(one.metric) else ""
-        elif separates_classes(one.metric) and task.label_kind != "classes":
-            if one.metric.needs != "moments":
-                reason = "only for classification with one class per image"
-            elif task.classes is None:
-                reason = "because the task has no classes that they could separate"
-        if reason:
+        if reason := misfit(one.metric, task):
             left_out.setdefault(reason, []).append(one.name)
         else:
             kept.append(one)
     for reason, names in left_out.items():
-        logger.warning("left out, %s: %s", reason, ", ".join(names))
+        logger.warning("%s left out: each %s", ", ".join(names), reason)
     return kept
 
 

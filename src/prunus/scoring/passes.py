@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
@@ -21,13 +20,16 @@ from prunus.tasks.evaluate import outputs_for, unpack_for
 from prunus.util.batches import (
     Batch,
     Batches,
+    Ints,
     as_class_indices,
     call,
     check_batches,
     count_images,
     device_of,
+    drawn,
     length_of,
     move,
+    shares,
     to_device,
     unpack_any,
 )
@@ -38,7 +40,6 @@ from prunus.util.state import evaluating, generators_kept
 logger = logging.getLogger(__name__)
 
 After = Callable[[int, Any, Any], None]  # batch number, labels on the CPU, outputs that count: logits [N, K]
-Ints = npt.NDArray[np.int64]
 
 
 def walk(
@@ -163,11 +164,7 @@ class Sample:
         if self._places is None or not isinstance(self._loader, DataLoader):
             logger.info("picking %d of %d images while reading all of them", self.quotas.sum(), self.sizes.sum())
             return self
-        labels = self._labels
-        mixed = np.random.default_rng(self._entropy).permutation(len(labels))
-        by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # classes one after another, each in random order
-        rank = np.arange(len(labels)) - (np.cumsum(self.sizes) - self.sizes)[labels[by_class]]  # within the class
-        places = self._places[np.sort(by_class[rank < self.quotas[labels[by_class]]])]
+        places = self._places[drawn(self._labels, self.quotas, self._entropy)]
         loader = self._loader
         size = loader.batch_size or max(1, len(places) // max(1, len(loader)))
         return DataLoader(
@@ -221,9 +218,7 @@ def quotas(sizes: Ints, num_images: int, balanced: bool = False) -> Ints:
     """Number of images of each class: shares by largest remainder, or equal numbers as far as possible."""
     num_images = min(num_images, int(sizes.sum()))
     if not balanced:
-        whole, remainder = np.divmod(sizes * num_images, max(1, int(sizes.sum())))
-        whole[np.argsort(-remainder, kind="stable")[: num_images - int(whole.sum())]] += 1
-        return whole
+        return shares(sizes, num_images)
     taken = np.zeros_like(sizes)
     while (left := num_images - int(taken.sum())) > 0:
         open_classes = np.flatnonzero(taken < sizes)

@@ -20,7 +20,7 @@ from prunus.scoring.collect import Statistics, collect
 from prunus.scoring.evidence import Channels, Filters, UnitWidth, filters, reader_norms, scales
 from prunus.scoring.gradients import collect_discrimination, collect_gradients, collect_importance
 from prunus.scoring.maps import collect_maps
-from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, check_unlabelled
+from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, check_fits
 from prunus.scoring.passes import CHUNK, Sample
 from prunus.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs, contributions
 from prunus.scoring.scores import Scores
@@ -181,13 +181,7 @@ def _gather(
             (name, None, Filters(name, filters(graph, unit), scales(graph, unit))) for name, unit in graph.units.items()
         )
     separating = [one for one in metrics if one.metric.needs_classes]
-    if task.reference is not None:
-        check_unlabelled(one.metric for one in metrics)
-    if need in ("maps", "discrimination") and separating and task.label_kind != "classes":
-        raise ScoreError(
-            f"{', '.join(one.name for one in separating)}: only for classification, with one class per image, and the "
-            f"task is {task.name or 'user-provided'}; use reader_energy, rebuilt or, if there are classes, gsd"
-        )
+    check_fits((one.metric for one in metrics), task)
     if need == "moments" and isinstance(source, Statistics):
         return _of_moments(graph, source)
     if reads and isinstance(source, HasSeenInputs):

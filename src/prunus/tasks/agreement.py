@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 
 from prunus.errors import DataError, ModelError
 from prunus.tasks import UNLABELLED, Quality, Task, task_of
 from prunus.tasks.builtin import margins
 from prunus.tasks.evaluate import squared_distance, tensors_of
-from prunus.util.batches import batch_digest, call, device_of, move
+from prunus.util.batches import KeptAnswers, call, device_of, move
 from prunus.util.state import evaluating, generators_kept
 
 AGREEMENT = "agreement with the original"
@@ -110,28 +109,18 @@ class _Answers:
     """Inputs -> what the original network answers, or its labels. Those of images that come again are kept."""
 
     def __init__(self, original: nn.Module, task: Task) -> None:
-        self._original, self._task = original, task
-        self._kept: dict[bytes, Any] = {}
-        self._room = KEPT_BYTES
+        self._original, self._task, self._kept = original, task, KeptAnswers(KEPT_BYTES)
 
     def __call__(self, images: Any) -> Any:
-        key = batch_digest(images)
-        if key in self._kept:
-            return self._kept[key]
+        return self._kept.of(images, lambda: self._answer(images))
+
+    def _answer(self, images: Any) -> Any:
         with evaluating(self._original), generators_kept(), torch.no_grad():
             output = call(self._original, move(images, device_of(self._original)))
             answer = output if self._task.outputs is None else self._task.outputs(output)
-        tensors = list(tensors_of(answer))
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors_of(answer)):
             raise ModelError(
                 "the original network's outputs are NaN or infinite, so nothing can agree with them: check its "
                 "weights, and mean and std of the images"
             )
-        if self._task.as_labels is not None:
-            answer = self._task.as_labels(answer)
-            tensors = [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if size <= self._room:
-            self._room -= size
-            self._kept[key] = answer
-        return answer
+        return answer if self._task.as_labels is None else self._task.as_labels(answer)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from prunus.errors import RunError
 from prunus.tasks.evaluate import mean_loss, squared_distance
-from prunus.util.batches import batch_digest, call, order_channels_last
+from prunus.util.batches import KeptAnswers, call, order_channels_last
 from prunus.util.state import evaluating, generators_kept
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from prunus.tasks import Task
-
-logger = logging.getLogger(__name__)
 
 MEMORY = 1 << 30  # bytes of answers that are kept at most
 
@@ -109,9 +105,7 @@ def _run_in_training(model: nn.Module, images: Any) -> set[str]:
 class Teacher:
     """A copy of a network in eval mode that answers batches, without gradients.
 
-    With `keeps`, the answer to a batch is kept under a digest of the batch's bytes. So a kept answer is what the
-    network computed for exactly these images, in this order, and a run that is resumed computes the same bits again.
-    When MEMORY is full, further answers are computed each time.
+    With `keeps`, answers to batches that come again are kept, up to MEMORY.
     """
 
     def __init__(self, network: nn.Module, accelerator: Accelerator, channels_last: bool, *, keeps: bool) -> None:
@@ -119,22 +113,13 @@ class Teacher:
         if channels_last:
             order_channels_last(self.network)
         self.maps, self._accelerator = FeatureMaps(self.network, []), accelerator  # the maps are part of every answer
-        self._keeps, self._room = keeps, MEMORY
-        self._kept: dict[bytes, tuple[Any, dict[str, Tensor]]] = {}
+        self._kept = KeptAnswers(MEMORY) if keeps else None
 
     def answer(self, images: Any) -> tuple[Any, dict[str, Tensor]]:
         """The network's output for a batch, and the outputs of its modules by name."""
-        key = batch_digest(images) if self._keeps else b""
-        if key in self._kept:
-            return self._kept[key]
-        with torch.no_grad(), self._accelerator.autocast():
-            answer = call(self.network, images), self.maps.last()
-        if self._keeps:
-            size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor))
-            if size <= self._room:
-                self._kept[key], self._room = answer, self._room - size
-            elif self._room >= 0:
-                message = "the teacher's answers to %d batches fill %.1f GiB; to the others it answers in each epoch"
-                logger.info(message, len(self._kept), MEMORY / (1 << 30))
-                self._room = -1  # smaller answers that follow are not kept either
-        return answer
+
+        def compute() -> tuple[Any, dict[str, Tensor]]:
+            with torch.no_grad(), self._accelerator.autocast():
+                return call(self.network, images), self.maps.last()
+
+        return compute() if self._kept is None else self._kept.of(images, compute)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from prunus.errors import DataError, ModelError
 
 Batch = Sequence[Any] | Mapping[str, Any]
+Ints = npt.NDArray[np.int64]
 Batches = Iterable[Batch]  # a DataLoader, prunus.zoo's Loader, a list of batches
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "input", "inputs", "x")
@@ -199,3 +202,47 @@ def batch_digest(images: Any) -> bytes:
         else:
             total.update(f"{leaf!r};".encode())
     return total.digest()
+
+
+class KeptAnswers:
+    """Answers to batches, kept under a digest of the batches' bytes as long as they fit into `room` bytes.
+
+    So a kept answer is that to exactly these images, in this order: a run that is resumed computes the same bits again.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._kept: dict[bytes, Any] = {}
+
+    def of(self, images: Any, answer: Callable[[], Any]) -> Any:
+        """The answer to a batch, which `answer` computes."""
+        key = batch_digest(images)
+        if key in self._kept:
+            return self._kept[key]
+        made = answer()
+        size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+        if size <= self._room:
+            self._kept[key], self._room = made, self._room - size
+        return made
+
+
+# -- stratified samples
+
+
+def shares(sizes: Ints, count: int) -> Ints:
+    """Number of images of each class in a sample of `count` images: shares by largest remainder.
+
+    Class k gets floor(n_k count / N) images; the remaining ones go to the classes with the largest remainders.
+    """
+    whole, remainder = np.divmod(sizes * count, max(1, int(sizes.sum())))
+    whole[np.argsort(-remainder, kind="stable")[: count - int(whole.sum())]] += 1
+    return whole
+
+
+def drawn(labels: Ints, wanted: Ints, seed: int | Sequence[int] | None) -> Ints:
+    """The sorted positions of so many images of each class, drawn at random."""
+    sizes = np.bincount(labels, minlength=len(wanted))
+    mixed = np.random.default_rng(seed).permutation(len(labels))
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # classes one after another, each in random order
+    rank = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[labels[by_class]]  # within the class
+    return np.sort(by_class[rank < wanted[labels[by_class]]])

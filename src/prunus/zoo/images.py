@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prunus.errors import DataError
+from prunus.util.batches import drawn, shares
 
 IntArray = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
@@ -23,22 +24,10 @@ RESIZED_AT_ONCE = 4096  # number of images; limits the memory of their float cop
 
 
 def stratified(labels: IntArray, count: int, seed: int) -> IntArray:
-    """The sorted positions of `count` images, drawn at random with the same share of each class.
-
-    Class k gets floor(n_k * count / N) images; the remaining ones go to the classes with the largest remainders.
-    """
-    total = len(labels)
-    if not 0 <= count <= total:
-        raise DataError(f"cannot take {count} of {total} images")
-    sizes = np.bincount(labels) if total else np.zeros(0, dtype=np.int64)  # [K]
-    quotas, remainders = np.divmod(sizes * count, max(total, 1))
-    left = count - int(quotas.sum())
-    quotas[np.argsort(-remainders, kind="stable")[:left]] += 1
-    mixed = np.random.default_rng(seed).permutation(total)  # [N]
-    by_class = mixed[np.argsort(labels[mixed], kind="stable")]  # [N] sorted by class, in random order within each
-    starts = np.cumsum(sizes) - sizes  # [K]
-    rank_in_class = np.arange(total) - starts[labels[by_class]]
-    return np.sort(by_class[rank_in_class < quotas[labels[by_class]]])
+    """The sorted positions of `count` images, drawn at random with the same share of each class."""
+    if not 0 <= count <= len(labels):
+        raise DataError(f"cannot take {count} of {len(labels)} images")
+    return drawn(labels, shares(np.bincount(labels), count), seed)
 
 
 def divide(labels: IntArray, share: float, seed: int) -> tuple[IntArray, IntArray]:

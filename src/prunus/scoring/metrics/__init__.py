@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prunus.errors import ScoreError
-from prunus.tasks import task_of
+from prunus.tasks import Task, task_of
 from prunus.util.options import option
 from prunus.util.registry import Entry, Registry
 
@@ -118,23 +118,27 @@ def metric_option(default: str | None, help: str, **details: Any) -> Any:
     )
 
 
-def separates_classes(metric: Metric) -> bool:
-    """Whether a metric compares classes with one another."""
-    return metric.needs in ("moments", "maps", "discrimination") and metric.needs_classes
+def misfit(metric: Metric, task: Task) -> str:
+    """Why a metric cannot score images of a task; empty if it can. A user-provided one takes what there is."""
+    if metric.name not in METRICS:
+        return ""
+    separates = metric.needs in ("moments", "maps", "discrimination") and metric.needs_classes
+    # The loss, which gradients are taken of, is 0 where a network agrees with itself.
+    if task.reference is not None and (separates or metric.needs == "gradients"):
+        return "needs labels, and the images have none"
+    if separates and metric.needs != "moments" and task.label_kind != "classes":
+        return "is only for classification, with one class per image"
+    if separates and task.classes is None and task.label_kind != "classes":
+        return "separates classes, and the labels of the task are none; prunus.regression(bins=...) makes some"
+    return ""
 
 
-def needs_labels(metric: Metric) -> bool:
-    """Whether a metric separates classes, or differentiates the loss, which is 0 where a network agrees with itself."""
-    return metric.needs == "gradients" or separates_classes(metric)
-
-
-def check_unlabelled(metrics: Iterable[Metric]) -> None:
-    """ScoreError if one of these metrics needs labels; for images that have none."""
-    wrong = [metric.name for metric in metrics if metric.name in METRICS and needs_labels(metric)]
-    if wrong:
-        verb = "needs" if len(wrong) == 1 else "need"
-        others = ", ".join(name for name, metric in METRICS.items() if not needs_labels(metric))
-        raise ScoreError(f"{', '.join(wrong)} {verb} labels, and the images have none: use one of {others}")
+def check_fits(metrics: Iterable[Metric], task: Task) -> None:
+    """ScoreError if one of these metrics cannot score images of the task."""
+    for metric in metrics:
+        if reason := misfit(metric, task):
+            others = ", ".join(name for name, each in METRICS.items() if not misfit(each, task))
+            raise ScoreError(f"{metric.name} {reason}: use one of {others}")
 
 
 def suited_metric(metric: str, task: Any) -> str:
