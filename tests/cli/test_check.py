@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from prunus.run import checkup
-from prunus.run.checkup import Speed, _saved_for_backward, batch_norm_problems, estimate, label_notes, pixel_problems
+from prunus.run.checkup import Speed, batch_norm_problems, estimate, label_notes, pixel_problems
 from prunus.train.fit import fit
 from prunus.zoo.data import ImageData, load
 from prunus.zoo.images import MemoryImages
@@ -63,7 +63,6 @@ def test_a_network_and_its_images(place: Path) -> None:
     assert run["epoch"] == pytest.approx(
         (speed["train"] + speed["forward"]) * images.count("train") + speed["forward"] * images.count("holdout")
     )
-    assert speed["memory"] is None or speed["memory"] > 50 * 2**20
     assert found["notes"] == ["with 144 held-out images, accuracy moves in steps of 0.69 points"]
 
 
@@ -82,7 +81,7 @@ def test_the_network_alone() -> None:
     assert max(map(len, told)) <= 80 and told[-1].strip() == "nothing looks wrong"
     assert told[0].startswith("network     resnet8 on 3 x 32 x 32: 12.24 M MACs, ")
     assert any("untrained" in line for line in told) and not any(line.startswith("accuracy") for line in told)
-    assert not result.stderr
+    assert all("so far" in line for line in result.stderr.splitlines())  # on a busy machine
 
 
 def test_the_fastest_speedup_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,19 +182,13 @@ def test_the_first_batch_norm_is_compared_with_what_it_saw() -> None:
 
 
 def test_estimates_are_products() -> None:
-    speed = Speed(0.001, 0.004, 128, None)
+    speed = Speed(0.001, 0.004, 128)
     images = {"train": 12_800, "holdout": 200, "test": 300}
     small, large = (estimate(speed, images, pixels=side * side) for side in (32, 224))
     assert (small.score, small.evaluate) == pytest.approx((3 * 12.8, 2 * 0.5))
     assert (small.repair, large.repair) == pytest.approx((4 * 2.0, 4 * 0.5))  # 2,000 small images, or 500
     assert small.epoch == pytest.approx(12_800 * (0.004 + 0.001) + 0.2)  # with a teacher
     assert small.whole == pytest.approx(3 * 12.8 + 4 * 2 + 1 + 20)  # and nothing is trained
-
-
-def test_memory_of_activations() -> None:
-    """conv keeps its input (2 x 3 x 8 x 8), relu its output (2 x 4 x 8 x 8), which linear keeps too; in float32."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2))
-    assert _saved_for_backward(model, torch.zeros(2, 3, 8, 8)) == 4 * 2 * (3 + 4) * 64
 
 
 READ: list[int] = []

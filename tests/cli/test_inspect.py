@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from typer.testing import Result
@@ -199,8 +198,6 @@ def test_sensitivity_as_table_json_and_picture(ranked: tuple[Path, list[str]]) -
     for name, line in rows.items():
         assert f"{100 * found['tried'][name]['accuracy']:.2f}%" in line
     assert any(f"whole network: {100 * found['base_accuracy']:.2f}% on 40 held-out images" in line for line in said)
-    with Image.open(folder / "sensitivity.png") as picture:
-        assert picture.width > 600 and len(picture.convert("RGB").getcolors(1 << 20) or []) > 3
 
 
 def test_units_ranked_after_their_repair(weights: Path, ranked: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -215,7 +212,7 @@ def test_units_ranked_after_their_repair(weights: Path, ranked: tuple[Path, list
 QUICK = "--latency", "--engine", "eager", "--batch", "1", "--threads", "1"
 
 
-def test_a_table_of_times_and_its_picture(tmp_path: Path) -> None:
+def test_a_table_of_times(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     shown = lines(prunus("inspect", "lenet5", *QUICK, "--out", out))
     assert all(len(line) <= 80 for line in shown[1:-1])
@@ -224,6 +221,5 @@ def test_a_table_of_times_and_its_picture(tmp_path: Path) -> None:
     assert any(line.startswith("what is not a layer") for line in shown)
     table = LatencyTable.load(out)
     assert set(table.layers) == {"conv1", "conv2", "conv3", "fc1", "fc2"}
-    assert out.with_suffix(".png").stat().st_size > 10_000 and "conv1" in out.with_suffix(".svg").read_text()
     printed = json.loads("".join(lines(prunus("inspect", "lenet5", *QUICK, "--json", columns=10_000))))
     assert printed == json.loads(json.dumps(to_data(table)))  # from the cache

@@ -87,7 +87,7 @@ def test_it_says_what_is_not_pruned_and_what_differs(tmp_path: Path, monkeypatch
     file = tmp_path / "w.safetensors"
     save_file(create("preresnet164", 10, in_channels=1).state_dict(), file)
     monkeypatch.setattr(compress_module, "compress", stop)
-    monkeypatch.setattr(run_estimate, "measure_speed", lambda *_, **__: Speed(0.001, 0.004, 128, None))
+    monkeypatch.setattr(run_estimate, "measure_speed", lambda *_, **__: Speed(0.001, 0.004, 128))
     words = ["prune", "preresnet164", "--weights", file, "--data", "digits", "--size", "8", "--device", "cpu"]
     words += ["--paper"]
     more = ["--batch-size", "64", "--metric", "gsd:ridge=0", "--target", "0.5", "--out", tmp_path / "run"]

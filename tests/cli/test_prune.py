@@ -106,9 +106,9 @@ def test_no_training_at_all(weights: Path, solved: tuple[Path, list[str]], tmp_p
     assert macs(out) == summary["after"]["macs"] <= 0.5 * WHOLE
     assert not (out / "round-01" / "sensitivity.json").exists()
     page = (out / "report.html").read_text()
-    assert "he total error after repair is smallest" in page and "rebuilt" in page
+    assert "least_error" in page and "rebuilt" in page
     lines(prunus(*quick(weights, tmp_path / "cut", "--target", "0.5", "--epochs", "0", "--split", "uniform")))
-    assert "he same fraction of channels from every unit" in (tmp_path / "cut" / "report.html").read_text()
+    assert "split uniform" in (tmp_path / "cut" / "report.html").read_text()
     cut = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert cut["settings"]["metric"] == "gsd_reader"
     assert summary["after"]["holdout"]["loss"] < cut["after"]["holdout"]["loss"]

@@ -105,7 +105,7 @@ def test_the_cost_of_a_run_on_vgg16() -> None:
     outs = [(64, 32), (128, 16), (128, 16), (256, 8), (256, 8), (256, 8), (512, 4), (512, 4), (512, 4), (512, 2)]
     dearest = max(9 * (i * s * s + o * t * t) for (i, s), (o, t) in zip(widths, outs, strict=True))
     settings = Settings.paper(target=0.801, k=4)
-    speed = Speed(forward=0.001, train=0.004, batch_size=128, memory=None)
+    speed = Speed(forward=0.001, train=0.004, batch_size=128)
     found = paper_cost(graph, settings, speed, train_images=45_000, held_out=5_000)
     share = 4 * 3 * dearest / graph.macs
     assert share == pytest.approx(0.034, abs=0.0005) and f"a round removes {share:.1%} of the network" in found

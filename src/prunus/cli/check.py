@@ -131,8 +131,6 @@ def _print(name: str, result: Checkup) -> None:
             "",
             f"each of --epochs takes {duration(result.run.epoch)} more; a latency target measures the layers too, once",
         )
-    if speed.memory is not None:
-        _line("memory", f"about {speed.memory / 2**20:,.0f} MB, with 128 images in a training step")
     for note in result.notes:
         _line("note", note)
     for problem in result.problems:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.graph.cost import Cost
     from prunus.scoring.scores import Scores
-    from prunus.timing.latency_table import LatencyTable
+    from prunus.timing.latency_table import LatencyTable, LayerTimes
 
 SHOWN_NAMES = 3  # of what is frozen for a reason
 SHOWN_LAYERS = 12  # layer shapes in the printed table of times
@@ -53,7 +53,7 @@ class OutOptions:
 
     out: Path | None = option(
         None,
-        "Folder for scores or sensitivity as files; file for the table of --latency, with its picture beside it",
+        "Folder for scores.safetensors or sensitivity.json; file for the table of --latency",
     )
 
 
@@ -411,7 +411,6 @@ def _rank(
     settings = replace(settings, task=named.task(settings.task))
     from prunus.deciding.sensitivity import sensitivity
     from prunus.deciding.settings import check_k
-    from prunus.plots.charts import draw_sensitivity
     from prunus.repairing.unit_repair import repair_each
     from prunus.scoring.score import score
     from prunus.tasks.evaluate import inputs_alone
@@ -436,10 +435,9 @@ def _rank(
     chosen = measured.ranked()[: check_k(settings.k, len(measured.tried))]
     if out is not None:
         write_json(out / "sensitivity.json", to_data(measured))
-        draw_sensitivity(measured, chosen, out / "sensitivity.png")
     _print_units(measured, chosen, QualityText.of(task))
     if out is not None:
-        say(f"\nwritten: {out / 'sensitivity.json'}, {out / 'sensitivity.png'}")
+        say(f"\nwritten: {out / 'sensitivity.json'}")
     return Answer(to_data(measured))
 
 
@@ -474,29 +472,26 @@ def _time(
     if out is not None:
         refuse_overwriting(out)
     from prunus.graph.channel_graph import trace
-    from prunus.plots.charts import draw_latency
-    from prunus.plots.style import save
-    from prunus.run.checkup import shapes_of
     from prunus.timing.layer_timing import latency_table
     from prunus.util.typed_json import to_data
 
     network = open_network(named, classes, size=size)
-    example = network.zeros(size)
-    times = latency_table(trace(network.model.eval(), example, streams), how.engine, how.batch, how.threads)
+    graph = trace(network.model.eval(), network.zeros(size), streams)
+    times = latency_table(graph, how.engine, how.batch, how.threads)
     if out is not None:
         times.save(out)
-        save(draw_latency(times, f"{network.name} on {shapes_of(example)}"), out.parent, out.stem)
     _print_times(times)
     if out is not None:
-        say(f"wrote {out}, {out.with_suffix('.png')} and .svg")
+        say(f"wrote {out}")
     return Answer(to_data(times))
 
 
 def _print_times(times: LatencyTable) -> None:
-    from prunus.plots.charts import longest_shapes
-
+    alike: dict[LayerTimes, list[str]] = {}
+    for name, layer in times.layers.items():
+        alike.setdefault(layer, []).append(name)
     rows = []
-    for layers, layer in longest_shapes(times, SHOWN_LAYERS).items():
+    for layer, layers in sorted(alike.items(), key=lambda item: -len(item[1]) * item[0].seconds[-1][-1])[:SHOWN_LAYERS]:
         whole = layer.seconds[-1][-1]
         more = f" (+{len(layers) - 1})" if len(layers) > 1 else ""
         narrower = [

@@ -12,7 +12,7 @@ import numpy as np
 
 from prunus.deciding.costs import CostOf, PeakCost
 from prunus.deciding.problem import Floats, Ints, Problem, problem_of, some_choices
-from prunus.deciding.widths import Cutter, Kept
+from prunus.deciding.widths import Cutter, Kept, error_of
 
 MOST_LABELS = 8_000  # of a chain per unit; beyond this the least promising are dropped, and it may not be exact
 CHAIN_BISECTIONS, MOVE_BISECTIONS = 40, 24  # of the price
@@ -67,13 +67,7 @@ def _peaks_within(cutter: Cutter, names: Sequence[str], cost: PeakCost, left: fl
         return None
     ways = [_all_at_once(cutter, names, cost, left), _one_by_one(cutter, names, cost, left)]
     fitting = [keep for keep in ways if keep is not None and cost(keep) <= left]
-    return min(fitting, key=lambda keep: _error(cutter, keep), default=None)
-
-
-def _error(cutter: Cutter, keep: Kept) -> float:
-    """The sum over units of the score of the strongest channel that goes."""
-    gone = {name: np.setdiff1d(np.arange(cutter.graph.units[name].width), kept) for name, kept in keep.items()}
-    return sum(float(np.asarray(cutter.scores.values[name])[lost].max()) for name, lost in gone.items() if len(lost))
+    return min(fitting, key=lambda keep: error_of(keep, cutter.scores), default=None)
 
 
 def _all_at_once(cutter: Cutter, names: Sequence[str], cost: PeakCost, left: float) -> Kept | None:

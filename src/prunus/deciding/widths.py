@@ -51,6 +51,12 @@ def weakest_first(unit: Unit, values: Vector) -> Indices:
     return np.lexsort((values, ranks))  # by rank in the block, then by value: every block loses the same number
 
 
+def error_of(keep: Mapping[str, Sequence[int]], scores: Scores) -> float:
+    """The sum over units of the score of the strongest channel that goes: with scores that are errors, the error."""
+    lost = [np.delete(scores.values[name], kept) for name, kept in keep.items() if name in scores.values]
+    return sum(float(each.max()) for each in lost if each.size)
+
+
 @dataclass(frozen=True)
 class WidthLimits:
     """The widths that units may be pruned to."""

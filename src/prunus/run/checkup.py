@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -50,7 +49,6 @@ class Speed:
     forward: float  # seconds for an image, in eval mode
     train: float  # seconds for an image: forward, backward and the step of the optimizer
     batch_size: int  # of both measurements
-    memory: int | None  # bytes: the largest size of the process so far, at 128 images a step; None if not known
 
 
 @dataclass(frozen=True)
@@ -362,7 +360,7 @@ def quality_doubts(evaluation: Evaluation, model: nn.Module, example: Any, task:
     return sentences
 
 
-# -- what a run would take: time and memory, from a few batches
+# -- what a run would take, from a few batches
 
 BATCH = 128  # images of a training step
 SECONDS_RUN_ESTIMATE = 2.0  # about what each measurement may take
@@ -400,29 +398,14 @@ def measure_speed(model: nn.Module, images: Any, *, quiet: bool = False) -> Spee
         with evaluating(model), torch.no_grad():
             call(model, batch)
 
-    small = rows(2)
-    per_image = _seconds(lambda: forward(small), device, quiet) / 2
+    few = rows(2)
+    per_image = _seconds(lambda: forward(few), device, quiet) / 2
     # A training step is 3 to 4 forward passes.
     size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
     batch = rows(size)
     seconds = _seconds(lambda: forward(batch), device, quiet) / size
     train = _seconds(_training_step(model, batch), device, quiet) / size
-    peak = peak_memory(device)
-    more = BATCH - size  # images of a full step that were left out here
-    memory = None if peak is None else peak + (more * _saved_for_backward(model, small) // 2 if more else 0)
-    return Speed(seconds, train, size, memory)
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Bytes that the process, or torch on a GPU, has taken at most so far."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(size) if sys.platform == "darwin" else 1024 * int(size)
+    return Speed(seconds, train, size)
 
 
 def _training_step(model: nn.Module, batch: Any) -> Callable[[], None]:
@@ -438,24 +421,6 @@ def _training_step(model: nn.Module, batch: Any) -> Callable[[], None]:
         optimizer.step()
 
     return step
-
-
-def _saved_for_backward(model: nn.Module, batch: Any) -> int:
-    """Bytes that a forward pass in training keeps for the backward pass, without the weights."""
-    copied = copy.deepcopy(model).train().requires_grad_(True)
-    weights = {tensor.untyped_storage().data_ptr() for tensor in copied.state_dict(keep_vars=True).values()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with generators_kept(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = call(copied, batch)  # it must live: it holds what was saved
-        del output
-    return sum(kept.values())
 
 
 def _seconds(work: Callable[[], None], device: torch.device, quiet: bool) -> float:

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from prunus.errors import DecideError
@@ -18,7 +19,6 @@ from prunus.run.context import RunData
 from prunus.run.folder import RunFolder
 from prunus.run.settings import SPEEDUPS, Settings, goals_of
 from prunus.run.summary import Summary, read_summary, reported
-from prunus.timing.latency import Speedup
 from prunus.util.batches import Batches
 from prunus.util.files import write_atomically
 from prunus.util.options import replaced
@@ -113,14 +113,31 @@ class Curve:
         return f"{summary.model} in {where}: {part} {summary.quality.name} {summary.quality.shown(base.quality)} before"
 
     def figure(self) -> Figure:
-        """The curve as a picture."""
-        from prunus.plots.charts import draw_curve
+        """Quality over measured speed-up, with its 95% interval, from the original network at 1."""
+        from prunus.plots.style import PAGE, RULE, figure, legend, line, styled
 
         summary, points = self.summary, self.points
-        factor = summary.quality.factor
-        base = factor * reported(summary.before, summary.after)[1].quality
-        speeds = [Speedup(point.ratio, point.low, point.high) for point in points]
-        return draw_curve(speeds, [factor * point.quality for point in points], base, summary.quality.axis, self.title)
+        base, *values = (
+            summary.quality.factor * value
+            for value in (reported(summary.before, summary.after)[1].quality, *(point.quality for point in points))
+        )
+        ratios = [point.ratio for point in points]
+        dots = [{**line(number), "linestyle": "none"} for number in range(2)]
+        spread = [[each.ratio - each.low for each in points], [each.high - each.ratio for each in points]]
+        order = np.argsort([1.0, *ratios])
+        fig, axes = figure(PAGE, 3.6)
+        with styled():
+            axes.plot(np.array([1.0, *ratios])[order], np.array([base, *values])[order], color=RULE, zorder=1)
+            axes.errorbar(ratios, values, xerr=spread, label="pruned", capsize=2, elinewidth=1, **dots[0])
+            axes.plot([1.0], [base], label="original network", **dots[1])
+            for ratio, value in zip(ratios, values, strict=True):
+                axes.annotate(f"{value:.4g}", (ratio, value), (4, 5), textcoords="offset points", fontsize=7.5)
+            axes.set_xlabel("measured speed-up")
+            axes.set_ylabel(summary.quality.axis)
+            axes.set_title(self.title)
+            axes.margins(0.08, 0.15)
+            legend(fig, axes, where="below", columns=2)
+        return fig
 
     def to_dict(self) -> dict[str, Any]:
         """What curve.json holds: plain values."""

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 from torch import nn
 
 from prunus.deciding.goal import Budget
 from prunus.deciding.splits import SplitInputs
+from prunus.deciding.widths import error_of
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, prune
 from prunus.graph.plan import Plan
@@ -151,7 +151,7 @@ def plan_in_time(
             check = known[len(tried)]
         else:
             spent = inputs.cost(plan.keep)
-            error, predicted = plan_error(inputs, plan), context.budget.whole / spent
+            error, predicted = error_of(plan.keep, inputs.scores), context.budget.whole / spent
             check = Check(left, spent, aligned, error, predicted, time_now(plan))
         tried.append((check, plan))
         write()
@@ -250,13 +250,3 @@ def _next_left(checks: list[Check], asked: float) -> float:
     if fast and slow and not max(fast) < left < min(slow):
         return (max(fast) + min(slow)) / 2
     return left
-
-
-def plan_error(inputs: SplitInputs, plan: Plan) -> float:
-    """The sum over units of the highest score among the channels that go: with scores that are errors, the error."""
-    total = 0.0
-    for name, kept in plan.keep.items():
-        gone = np.setdiff1d(np.arange(inputs.graph.units[name].width), kept)
-        if len(gone) and name in inputs.scores.values:
-            total += float(np.max(np.asarray(inputs.scores.values[name])[gone]))
-    return total
