@@ -85,8 +85,7 @@ def test_a_short_test_chooses_the_rate() -> None:
 
 @pytest.mark.parametrize(("scale", "chosen"), [(1.0, 0.02), (100.0, 0.0006)])
 def test_the_highest_rate_that_is_stable_is_chosen(scale: float, chosen: float) -> None:
-    """The curvature of a linear network's loss grows with the square of its images' scale, and steps above 2 over it lead
-    away."""
+    """The curvature of a linear network's loss grows with the square of its images' scale."""
     whole = nn.Sequential(nn.Flatten(), nn.Linear(12, 1)).eval()
     other = copy.deepcopy(whole)
     with torch.no_grad():
