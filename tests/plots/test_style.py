@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from PIL import Image
 
 from prunus.plots.style import COLUMN, as_svg, figure, legend, line, save, tooltips
@@ -37,9 +38,22 @@ def test_lines_differ_without_colours_and_the_legend_stands_beside_the_axes(tmp_
         assert not fig.legends[0].get_window_extent().overlaps(axes.get_window_extent())
 
 
-def test_marks_say_their_texts() -> None:
-    fig, axes = figure(7.0, 3.0)
-    axes.plot([1, 2], [3, 4], label="without", **line(0))
-    (given,) = axes.plot([1, 2], [5, 6], marker="o")
-    tooltips(given, ["a <b>", "second"])
-    assert re.findall(r"<title>([^<]*)</title>", as_svg(fig, "marks")) == ["a &lt;b&gt;", "second"]
+def test_marks_say_their_numbers() -> None:
+    fig, (lines, bars) = figure(7.0, 3.0, columns=2)
+    lines.plot([1, 2, np.nan], [3, 4.5, 5], label="a <b>", **line(0))
+    lines.plot([1, 2], [3, 4], label="no marks")
+    (given,) = lines.plot([1, 2], [5, 6], marker="o")
+    tooltips(given, ["first", "second"])
+    lines.set(xlabel="epochs", ylabel="loss")
+    bars.barh([0, 1], [3.0, 4.5], label="pruned")
+    bars.set_yticks([0, 1], ["conv1", "conv2"])
+    bars.set_xlabel("MACs (M)")
+    said = re.findall(r"<title>([^<]*)</title>", as_svg(fig, "marks"))
+    assert said == [
+        "a &lt;b&gt;: epochs 1; loss 3",
+        "a &lt;b&gt;: epochs 2; loss 4.5",
+        "first",
+        "second",
+        "pruned: conv1; MACs (M) 3",
+        "pruned: conv2; MACs (M) 4.5",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,12 @@ def test_complete_in_itself_and_all_is_there(study: Path) -> None:
     assert write_report(study) == study / "report.html"
     page = (study / "report.html").read_text(encoding="utf-8")
     found = Page(page)
-    (drawing,) = [attributes for tag, attributes in found.tags if tag == "img"]
-    kind, _, data = (drawing["src"] or "").partition(";base64,")
-    assert kind == "data:image/svg+xml" and base64.b64decode(data) == (study / "accuracy.svg").read_bytes()
-    assert drawing["alt"] == 'One "line" that falls'
-    rest = page.replace(f'src="{drawing["src"]}"', "")
-    assert not re.search(r"https?:|//\w|url\((?!#)|@import|fetch\(|\ssrc=|href=\"(?!#)", rest)
+    assert not re.search(r"https?:|//\w|url\((?!#)|@import|fetch\(|\ssrc=|href=\"(?!#)", page)
+    (drawing,) = [attributes for tag, attributes in found.tags if tag == "svg"]
+    assert drawing["aria-label"] == 'One "line" that falls' and drawing["role"] == "img"
     text = found.text
+    for words in ("channels removed (%)", "accuracy (%)"):  # text of the drawing is text of the page
+        assert words in text
     for words in (
         "Which metric <works>?",
         "Accuracy <i>against</i> ratio.",
@@ -71,6 +71,35 @@ def test_complete_in_itself_and_all_is_there(study: Path) -> None:
     assert "device" not in text  # what was not asked for is not listed
     write_report(study)
     assert (study / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_two_drawings_share_no_ids(study: Path) -> None:
+    words = json.loads((study / "study.json").read_text())
+    fig, axes = figure(COLUMN, 2.0)
+    axes.barh([0, 1], [3.0, 4.5], label="pruned")
+    axes.set_yticks([0, 1], ["conv1", "conv2"])
+    axes.set_xlabel("MACs (M)")
+    words["pictures"].append({"file": save(fig, study, "bars"), "alt": "Two bars", "caption": "Bars."})
+    (study / "study.json").write_text(json.dumps(words))
+    page = write_report(study).read_text(encoding="utf-8")
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert ids and len(ids) == len(set(ids))
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', page))
+    assert used == set(ids)  # clips and markers find what they refer to
+
+
+def test_a_drawing_that_holds_more_is_only_a_picture(study: Path) -> None:
+    original = (study / "accuracy.svg").read_text()
+    for more in ("<script>alert(1)</script>", '<image href="x.png"/>', '<g onclick="alert(1)"/>'):
+        svg = original.replace("</svg>", f"{more}</svg>")
+        (study / "accuracy.svg").write_text(svg)
+        page = write_report(study).read_text(encoding="utf-8")
+        assert more not in page and [tag for tag, _ in Page(page).tags].count("svg") == 0
+        (image,) = [attributes for tag, attributes in Page(page).tags if tag == "img"]
+        kind, _, data = (image["src"] or "").partition(";base64,")
+        assert kind == "data:image/svg+xml" and base64.b64decode(data).decode() == svg
+    (study / "accuracy.svg").unlink()  # the PNG alone will do
+    assert 'src="data:image/png;base64,' in write_report(study).read_text(encoding="utf-8")
 
 
 def test_the_table_has_the_figures(study: Path) -> None:

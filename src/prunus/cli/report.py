@@ -129,21 +129,19 @@ def _print_table(runs: list[Path], form: str) -> Answer:
 
 def _study_table(folder: Path, form: str) -> str:
     """The table of a study: what it wrote for a paper, or its rows in markdown."""
-    from prunus.studies.folder import LATEX, read_study, rows_as_latex, text_cells
+    from prunus.studies.folder import LATEX, read_study, text_cells
     from prunus.util.text import markdown_table
 
     study = read_study(folder)
     if form == "latex":
-        path = folder / LATEX
-        if path.exists():
-            return path.read_text(encoding="utf-8")
-        return rows_as_latex(study["rows"], study["columns"], study["title"])
+        return (folder / LATEX).read_text(encoding="utf-8")
     return f"{markdown_table(*text_cells(study['rows'], study['columns']))}\n"
 
 
 def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]], str, tuple[str, ...]]]:
     """Titles, rows, caption and right-aligned titles: of the finished runs, and of their means over seeds."""
     from prunus.report.compare import finished
+    from prunus.report.paired import seed_table
     from prunus.util.text import big_number, relative_change
 
     rows, done = [], finished(comparison.entrants)
@@ -161,16 +159,10 @@ def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]]
     titles = ["", "run", "quality", "after", "change", "MACs", "speed-up", *([f"p against {first}"] if tested else [])]
     what = f" p: paired tests against {first} on the same images." if tested else ""
     yield titles, rows, f"Pruned networks.{what}", ("after", "change", "MACs", f"p against {first}")
-    texts = {each.letter: each.run.summary.quality for each in done}
-    means = []
-    for group in comparison.over_seeds:
-        text = texts[group.letters[0]]
-        value = f"{text.shown(group.quality)} ±{text.number(group.standard_error)}"
-        change = f"{text.change(group.change)} ±{text.number(group.change_error)}"
-        means.append([", ".join(group.letters), str(len(group.letters)), text.name, value, change])
-    if means:
-        caption = "Means over seeds, with standard errors."
-        yield ["runs", "seeds", "quality", "after", "change"], means, caption, ("seeds", "after", "change")
+    means = seed_table(comparison.over_seeds, {each.letter: each.run.summary.quality for each in done})
+    if means is not None:
+        cells = [[cell.text for cell in row] for row in means.rows]
+        yield list(means.headings), cells, "Means over seeds, with standard errors.", ("seeds", "quality", "change")
 
 
 def _compare(runs: list[Path], out: Path) -> Answer:

@@ -17,6 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from prunus.util.files import atomic, write_atomically
 
 if TYPE_CHECKING:
@@ -112,7 +114,10 @@ def show_map(axes: Any, pixels: Any, low: float, high: float, **place: Any) -> N
 
 
 def save(fig: Figure, folder: str | Path, name: str) -> str:
-    """Write NAME.png and NAME.svg atomically. Returns the name of the SVG, for `StudyFolder.finish`."""
+    """Write NAME.png and NAME.svg atomically. Returns the name of the SVG, for `StudyFolder.finish`.
+
+    In the SVG, bars and labelled lines with markers have tooltips with their numbers.
+    """
     import matplotlib
 
     with atomic(Path(folder) / f"{name}.png") as spare, matplotlib.rc_context(_STYLE):
@@ -126,7 +131,7 @@ def data_uri(content: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-# -- SVG, with tooltips
+# -- tooltips: the numbers of points and bars
 
 
 def as_svg(fig: Figure, name: str) -> str:
@@ -134,9 +139,9 @@ def as_svg(fig: Figure, name: str) -> str:
     import matplotlib
 
     titles: dict[str, Sequence[str]] = {}
-    for drawn in (each for axes in fig.axes for each in axes.lines if hasattr(each, "tooltips")):
-        drawn.set_gid(f"points-{len(titles)}")
-        titles[str(drawn.get_gid())] = drawn.tooltips
+    for number, (artist, texts) in enumerate(_marks(fig)):
+        artist.set_gid(f"points-{number}")
+        titles[f"points-{number}"] = texts
     file = io.StringIO()
     # With the salt and without a date, the same figure gives the same bytes.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
@@ -144,9 +149,49 @@ def as_svg(fig: Figure, name: str) -> str:
     return _with_titles(file.getvalue(), titles)
 
 
-def tooltips(line: Any, texts: Sequence[str]) -> None:
-    """Texts for the marks of a line."""
-    line.tooltips = list(texts)
+def tooltips(artist: Any, texts: Sequence[str]) -> None:
+    """Texts for the marks of a line, a collection or a container of bars, instead of the usual ones."""
+    artist.tooltips = list(texts)
+
+
+def _marks(fig: Figure) -> Iterator[tuple[Any, Sequence[str]]]:
+    """Lines with markers, bars, and whatever was given tooltips, with the texts of their marks."""
+    from matplotlib.container import BarContainer, ErrorbarContainer
+
+    for axes in fig.axes:
+        names = {id(line): str(line.get_label()) for line in axes.lines}
+        for container in axes.containers:
+            label = str(container.get_label())
+            if isinstance(container, ErrorbarContainer):
+                names[id(container.lines[0])] = label
+            elif isinstance(container, BarContainer):
+                given = getattr(container, "tooltips", None)
+                if given is None and container.orientation == "horizontal":
+                    bars = [(b.get_y() + b.get_height() / 2, b.get_width()) for b in container]
+                    given = [f"{label}: {_value(axes.yaxis, y)}; {_value(axes.xaxis, x)}" for y, x in bars]
+                elif given is None:
+                    bars = [(b.get_x() + b.get_width() / 2, b.get_height()) for b in container]
+                    given = [f"{label}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in bars]
+                yield from ((bar, [text]) for bar, text in zip(container.patches, given, strict=True))
+        for line in axes.lines:
+            if hasattr(line, "tooltips"):
+                yield line, line.tooltips
+            elif not names[id(line)].startswith("_") and line.get_marker() not in ("", "None", None):
+                points = [(x, y) for x, y in np.asarray(line.get_xydata(), float) if np.isfinite(x) and np.isfinite(y)]
+                start = names[id(line)]
+                yield line, [f"{start}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in points]
+        yield from ((each, each.tooltips) for each in axes.collections if hasattr(each, "tooltips"))
+
+
+def _value(axis: Any, value: float) -> str:
+    """A value on an axis: the name of its tick if it has one, or the axis label and the number."""
+    from matplotlib.ticker import FixedFormatter, FuncFormatter
+
+    if isinstance(axis.get_major_formatter(), (FixedFormatter, FuncFormatter)):  # the ticks have names
+        for tick, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False):
+            if abs(tick - value) < 1e-6 and label.get_text():
+                return str(label.get_text())
+    return f"{axis.get_label().get_text()} {value:.4g}".strip()
 
 
 def _with_titles(svg: str, titles: Mapping[str, Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, figure, styled, tooltips
+from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, data_uri, figure, styled, tooltips
 from prunus.report.read import FinishedRun, Round
 from prunus.scoring.scores import Vector
 from prunus.tasks.quality import QualityText
@@ -26,6 +26,10 @@ WIDTH = 4.0  # inches: half of the page's column, or the width of a phone
 SMALL, MANY_EPOCHS = 7.5, 40  # font size of numbers at points; from so many epochs on, points are smaller
 # Colours of a figure -> the variables of the page's style, so that a chart is dark where the page is dark.
 THEME = {INK: "ink", RULE: "rule", "#ffffff": "paper", BLUE: "blue", ORANGE: "orange", GREEN: "green", GREY: "grey"}
+# Our drawings never contain these: they could run code or load something.
+FOREIGN = re.compile(
+    r"""<script|<foreignObject|\son\w+\s*=|href\s*=\s*["'](?!#|data:image/)|url\((?!#)|@import""", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,30 @@ class Chart:
     svg: Markup
 
 
-def _chart(fig: Figure, label: str, kind: str, name: str = "") -> Markup:
-    """The figure as a part of the page, in the page's colours, with `label` as its text for screen readers.
+def inline(svg: str, alt: str, kind: str = "") -> Markup:
+    """A drawing as an element of the page, with `alt` as its text for screen readers.
 
     What only a file needs (XML header, namespaces, style, metadata) is left out. So are ids that nothing refers to,
-    because two drawings in one page must not share an id. name: tells charts of one kind apart.
+    because two drawings in one page must not share an id. A drawing with code or links in it becomes an image, in which
+    nothing can run.
     """
-    svg = as_svg(fig, f"{kind} {name}")
-    text = re.sub(
-        r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.find("<svg") :], flags=re.S
-    )
+    text = re.sub(r"<metadata>.*?</metadata>", "", svg[max(0, svg.find("<svg")) :], flags=re.DOTALL)
+    if "<svg" not in text or FOREIGN.search(text):
+        return Markup('<img src="{}" alt="{}">').format(data_uri(svg.encode(), "svg+xml"), alt)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     wanted = set(re.findall(r"#([\w.-]+)", text))
     text = re.sub(r'\sid="([^"]*)"', lambda match: match[0] if match[1] in wanted else "", text)
+    shown = f' class="{kind}"' if kind else ""
+    return Markup(text.replace("<svg", f'<svg{shown} role="img" aria-label="{escape(alt)}"', 1).strip())
+
+
+def _chart(fig: Figure, label: str, kind: str, name: str = "") -> Markup:
+    """The figure as a part of the page, in the page's colours. name: tells charts of one kind apart."""
+    svg = as_svg(fig, f"{kind} {name}")
     for colour, variable in THEME.items():
-        text = text.replace(f": {colour.lower()}", f": var(--{variable})")
-    return Markup(text.replace("<svg", f'<svg class="chart {kind}" role="img" aria-label="{escape(label)}"', 1).strip())
+        svg = svg.replace(f": {colour.lower()}", f": var(--{variable})")
+    return inline(svg, label, f"chart {kind}")
 
 
 def _axes(height: float, across: str, up: QualityText | str, values: Sequence[float] = ()) -> tuple[Figure, Any]:

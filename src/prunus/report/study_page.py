@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from prunus.errors import FileError
 from prunus.plots.style import data_uri
+from prunus.report.charts import inline
 from prunus.report.page import Cell, Table, render_page, setting_text
 from prunus.studies.folder import RESULT, TABLE, cell_text, read_study
 from prunus.util import files
@@ -46,10 +47,13 @@ def render_study(folder: Path) -> str:
 
 
 def _embedded(path: Path, alt: str) -> Markup:
-    """A figure of the study as an image in the page, in which nothing can run."""
-    if not path.is_file():
+    """A figure of the study as part of the page: the SVG, or the PNG if there is no SVG."""
+    if path.suffix == ".svg" and path.is_file():
+        return inline(path.read_text(encoding="utf-8"), alt)
+    picture = path.with_suffix(".png")
+    if not picture.is_file():
         raise FileError(f"{path} is missing, although {RESULT} lists it; run the study's command again to draw it")
-    return Markup('<img src="{}" alt="{}">').format(data_uri(path.read_bytes(), "svg+xml"), alt)
+    return Markup('<img src="{}" alt="{}">').format(data_uri(picture.read_bytes()), alt)
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
