@@ -97,15 +97,15 @@ def examine_mode(model: nn.Module, image: proof.Example, mode: str) -> dict[str,
     small = prunus.prune(graph, plan)
     pruned = time.perf_counter()
     whole = proof.outputs(model, image)
-    with prunus.zeroed(graph, plan):
-        zeroed = proof.outputs(model, image)
-    with proof.masked(model, graph, keep):
-        masked = proof.outputs(model, image)
-    prunable, layers = coverage(model, graph)
+    with prunus.zeroed(graph, plan):  # of nn.MultiheadAttention the graph has a twin, written out
+        zeroed = proof.outputs(graph.model, image)
+    with proof.masked(graph.model, graph, keep):
+        masked = proof.outputs(graph.model, image)
+    prunable, layers = coverage(graph.model, graph)
     return {
         "error": max(proof.relative_error(proof.outputs(small, image), zeroed), proof.relative_error(zeroed, masked)),
         "changed": proof.relative_error(zeroed, whole),
-        "macs_right": macs_right(graph, {}, model, image) and macs_right(graph, plan, small, image),
+        "macs_right": macs_right(graph, {}, graph.model, image) and macs_right(graph, plan, small, image),
         "removed": 1 - graph.cost(plan).macs / graph.macs,
         "units": len(graph.units),
         "prunable": prunable,

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus
+from prunus.graph.runner import GraphRunner
 from tests import proof
 from tests.graph.checks import pruned_exactly
 
@@ -153,6 +154,17 @@ def test_products_are_counted(way: str) -> None:
     assert sum(cost.layers[layer.name].macs for layer in products) == 2 * 2 * each
     assert cost.macs * len(IMAGE) == proof.counted_macs(prunus.prune(graph, plan), IMAGE)
     assert not any(layer.name in graph.prunable for layer in products)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+def test_the_graph_runs_with_the_heads_of_the_pruned_network(way: str) -> None:
+    """Numbers in its calls are those of the model that it runs with, as in the repair."""
+    model = network(way)
+    graph = prunus.trace(model, IMAGE)
+    small = prunus.prune(graph, prunus.Plan.of(graph, {heads_of(graph): [0, 3]}))
+    runner = GraphRunner(graph.analysis.traced, small)
+    assert proof.relative_error([runner.run(runner.bind(IMAGE))], proof.outputs(small, IMAGE)) < 1e-12
 
 
 def test_a_class_token_has_the_channels_of_the_patches() -> None:

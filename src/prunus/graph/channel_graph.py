@@ -28,13 +28,14 @@ from prunus.graph.cost import (
 from prunus.graph.discover import ChannelAnalysis, discover
 from prunus.graph.memory import Memory, measure
 from prunus.graph.merging import follow_widths
+from prunus.graph.multihead import follow_mode, source_of
 from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
 from prunus.graph.proof import prove, prove_branches, verify
 from prunus.graph.record import trace_calls
 from prunus.graph.replay import replay_plan
 from prunus.graph.surgery import carve
 from prunus.graph.traced import Example, Traced, check_example, check_network
-from prunus.graph.trials import Trial
+from prunus.graph.trials import Trial, twin_for
 from prunus.graph.units import Keep, Streams, Unit, make_units
 from prunus.util.options import check_choice
 from prunus.util.state import undisturbed
@@ -256,6 +257,12 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select", *, ch
     check_example(example)
     with undisturbed(model):
         example = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, example)
+        twin = twin_for(model, example)
+        if twin is not None:
+            try:
+                return prove(ChannelGraph(discover(twin, example), example, streams), by_running=check)
+            except TraceError:  # such as code of nn.TransformerEncoder that looks at the values of a mask
+                pass
         return prove(ChannelGraph(discover(model, example), example, streams), by_running=check)
 
 
@@ -277,6 +284,7 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
     if not isinstance(graph, ChannelGraph):
         raise PlanError(f"expected prune(graph, plan) with the graph of prunus.trace, got {type(graph).__name__}")
     keep = graph.keep_of(plan)
+    follow_mode(graph.model)
     with undisturbed(graph.model):
         record, slices = replay_plan(graph, keep)
         try:
@@ -286,5 +294,5 @@ def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:
         if check:
             verify(graph, keep, slices, model)
         follow_widths(graph.model, model, graph.example)
-    remember_plan(model, graph.model, plan)
+    remember_plan(model, source_of(graph.model), plan)
     return model

@@ -112,10 +112,11 @@ def discover(model: nn.Module, example: Example) -> ChannelAnalysis:
     with modes_kept(model):
         traced = record_calls(model, example)
         find_rule = RuleFinder(traced, *try_layers(traced))
-        while True:  # a layer that is called several times is cut only if the rules can follow every call of it
+        while True:  # layers and parameters are cut only if the rules can follow every use of them
             emit = Emitter()
             record = LabelPass(find_rule, emit).run()
-            partly = {name: why for name, why in record.opaque.items() if name in record.reads or name in record.passes}
+            known = (record.reads, record.passes, record.parameters)
+            partly = {name: why for name, why in record.opaque.items() if any(name in part for part in known)}
             if not partly:
                 break
             find_rule = replace(find_rule, opaque={**find_rule.opaque, **partly})

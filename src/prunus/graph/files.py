@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from prunus.errors import FileError, PlanError, PrunusError
 from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.compare import copied, outputs_of
+from prunus.graph.multihead import source_of
 from prunus.graph.plan import Plan, check_origin, example_from, original_of
 from prunus.graph.surgery import copy_sharing
 from prunus.graph.traced import as_call, check_network, methods_of, named_modules, names_in_code
@@ -99,7 +100,7 @@ def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = N
     if graph is None:
         pruned = prune(trace(model, example_of(plan, model, folder / PLAN_FILE), plan.streams), plan)
     else:
-        if graph.model is not model:
+        if model is not graph.model and model is not source_of(graph.model):
             raise PlanError("expected load(folder, model, graph=graph) with the graph of this model, not of another")
         pruned = prune(graph, plan, check=False)
     expected = pruned.state_dict()

@@ -388,9 +388,18 @@ class Call:
         """The labels that a layer mixes along `dim`. If another axis carries channels, as in the token mixing of an
         MLP-Mixer, these are kept, and the layer may only lose outputs."""
         vector = self.vector(self.x, dim)
-        if vector is not None or self.reads_all:
+        if vector is not None or (self.reads_all and not self._only_parameters(self.x)):
             return self.channels(self.x, dim)
-        return self.keeps(dim, "runs along an axis that carries channels")
+        why = "runs along an axis that carries channels"
+        self.record.opaque |= dict.fromkeys(self._only_parameters(self.x), f"{self.what} {why}")
+        return self.keeps(dim, why)
+
+    def _only_parameters(self, labels: Tensor) -> list[str]:
+        """The parameters from which alone this value is computed, as the queries of a decoder are."""
+        mine = present(labels)
+        within = {name: np.isin(mine, known) for name, known in self.record.parameters.items()}
+        found = [name for name, inside in within.items() if inside.any()]
+        return found if found and np.logical_or.reduce([within[name] for name in found]).all() else []
 
     def keeps(self, dim: int, why: str) -> Tensor:
         """The labels that a layer mixes along `dim` of its input if it must get all of them."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.graph import surgery
+from prunus.graph.multihead import Projection, reason_against
 from prunus.graph.rules import layers
 from prunus.graph.rules.rulebook import LAYERS, base_layer
 from prunus.graph.selection import DIM, FILLED, INDEX, SHOWN, selection_of, unselect
@@ -34,6 +35,7 @@ _HARMLESS = frozenset(
     )
 )
 _INTERNAL = frozenset((*vars(nn.Module()), DEPTHWISE, DIM, FILLED, SHOWN)) - {"forward"}
+_NOT_WRITTEN_OUT = "written out, it computes something else here, or its calls depend on values"
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked", INDEX))
 
 
@@ -57,6 +59,8 @@ def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
         elif node.op == "call_module" and name not in reasons:
             module = traced.module(node)
             reason = _not_its_own(name, module, tied, standalone)
+            if type(module).forward is nn.MultiheadAttention.forward:
+                reason = f"{type(module).__name__} {name} is not followed: {reason_against(module) or _NOT_WRITTEN_OUT}"
             cuts = "both" if reason else _cuts(traced, node, trials)
             if cuts == "outputs":
                 reading_all.add(name)
@@ -86,8 +90,12 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
 
 def _not_its_own(name: str, module: nn.Module, tied: dict[str, str], standalone: set[str]) -> str | None:
     """Why the parameters of a called module serve other purposes too, or are computed from others, if they are."""
-    for tensor in (*dict(module._parameters.items()), *dict(module._buffers.items())):  # also of TorchScript modules
-        full = f"{name}.{tensor}"
+    tensors = [*dict(module._parameters.items()), *dict(module._buffers.items())]  # also of TorchScript modules
+    owner = name
+    if isinstance(module, Projection):
+        owner, tensors = name.rpartition(".")[0], list(module.tensors)
+    for tensor in tensors:
+        full = f"{owner}.{tensor}".lstrip(".")
         if full in tied:
             return f"{full} is shared with {tied[full]}"
         if full in standalone:
@@ -101,6 +109,8 @@ def _computes_weights(module: nn.Module) -> bool:
     """Whether weight or bias are computed from other parameters, as by a weight norm."""
     if hasattr(module, "parametrizations"):
         return True
+    if isinstance(module, Projection):
+        return False
     return isinstance(module, (*MIXING, nn.modules.batchnorm._BatchNorm)) and not all(
         isinstance(module._parameters.get(tensor), Tensor) or getattr(module, tensor, None) is None
         for tensor in ("weight", "bias")
@@ -116,6 +126,8 @@ def _cuts(traced: Traced, node: fx.Node, trials: _Trials) -> Cuts:
     It is tried on a small random input; layers of the same class, settings and hooks are tried once.
     """
     module, shape = traced.module(node), traced.shapes[node.all_input_nodes[0].name]
+    if isinstance(module, Projection):
+        return "both" if module.has_own_columns else "outputs"
     if not _is_changed(module):
         return "both"
     if not isinstance(shape, torch.Size):

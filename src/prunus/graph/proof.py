@@ -236,7 +236,9 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
             kept[name] = channels, depthwise_filters(layer, channels)
         elif isinstance(layer, MIXING):
             kept[name] = None, None
-    nodes = [node for node in graph.analysis.traced.graph.nodes if graph.analysis.find_rule.is_users(node)]
+    calls = [node for node in graph.analysis.traced.graph.nodes if node.op.startswith("call")]
+    unused = [node for node in calls if node.op == "call_module" and not node.users]  # as the average of heads
+    nodes = [*unused, *filter(graph.analysis.find_rule.is_users, calls)]
     user_ruled = {str(node.target) for node in nodes if node.op == "call_module" and str(node.target) not in gone}
     # Inside of a removed branch, functions have other results; it is the layers behind it that are compared.
     functions = not gone and all(node.op == "call_module" for node in nodes)

@@ -228,6 +228,18 @@ def set_number(model: nn.Module, origin: Origin, value: int) -> None:
         setattr(module, attribute, value)
 
 
+def number_on(model: nn.Module, number: Number) -> int:
+    """A number as the attributes of another model, such as a pruned copy, give it."""
+    if number.formula is not None:
+        function, operands = number.formula
+        return function(*(number_on(model, each) if isinstance(each, Number) else each for each in operands))
+    if number.origin is None:
+        return int(number)
+    name, attribute, place = number.origin
+    value = getattr(model.get_submodule(name), attribute, int(number))
+    return int(value[place] if place >= 0 else value)
+
+
 def attribute_name(origin: Origin) -> str:
     """An attribute in words."""
     return ".".join(origin[:2]).lstrip(".") + (f"[{origin[2]}]" if origin[2] >= 0 else "")

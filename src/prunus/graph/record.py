@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.errors import TraceError
 from prunus.graph.branches import Absent, without_absent
+from prunus.graph.multihead import is_followed
 from prunus.graph.own_widths import own_widths_known
 from prunus.graph.proxies import (
     PROXIES,
@@ -288,6 +289,8 @@ class ValueTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if is_leaf(m) or isinstance(m, torch.jit.ScriptModule | Absent):
             return True
+        if is_followed(m):
+            return False
         return super().is_leaf_module(m, module_qualified_name) and not isinstance(m, _WRAPPERS)
 
     # -- recording

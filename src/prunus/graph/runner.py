@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.graph.proxies import input_tensors
+from prunus.graph.proxies import Number, input_tensors, number_on
 from prunus.graph.selection import InputMask
 from prunus.graph.traced import Traced, attribute_of, submodules
 
@@ -50,6 +50,14 @@ class GraphRunner(fx.Interpreter):
         self.nodes: list[fx.Node] = list(traced.graph.nodes)
         self.submodules = submodules(model, traced.calls)
         self.on_copies: frozenset[fx.Node] = frozenset()  # calls that would overwrite their arguments
+        # Another model may have other numbers in its attributes, such as fewer heads.
+        numbered = [node for node in self.nodes if node.name in traced.with_numbers and model is not traced.model]
+        self._numbered = {
+            node: fx.node.map_aggregate(
+                (node.args, node.kwargs), lambda arg: number_on(model, arg) if isinstance(arg, Number) else arg
+            )
+            for node in numbered
+        }
 
     # -- inputs
 
@@ -75,7 +83,8 @@ class GraphRunner(fx.Interpreter):
 
     def arguments(self, node: fx.Node, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and keyword arguments of a call."""
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        given = self._numbered.get(node) or (node.args, node.kwargs)
+        args, kwargs = fx.node.map_arg(given, values.__getitem__)
         return tuple(args), dict(kwargs)
 
     def run_node(self, n: fx.Node) -> Any:

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunus.errors import PlanError
 from prunus.graph.branches import remove_branch
+from prunus.graph.multihead import Projection
 from prunus.graph.own_widths import WIDTH, give_own_widths
 from prunus.graph.proxies import set_number
 from prunus.graph.selection import InputMask, select, unselect
@@ -197,6 +198,9 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
     cut like the weight if they have its shape, and otherwise if they have an entry for each output. A module that calls
     a function on a weight of its own is cut too; attributes that say how wide it is follow.
     """
+    if isinstance(layer, Projection):
+        layer.keep(inputs, outputs)
+        return
     weight: Tensor = layer.weight.detach()  # type: ignore[operator]
 
     def cut(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import inspect
 import operator
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from prunus.graph.compare import (
     randomised,
     run_of,
 )
+from prunus.graph.multihead import Uses, has_attention, written_out
 from prunus.graph.rules.attention import PRODUCTS
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.graph.traced import Example, Traced, as_call, named_modules
@@ -245,6 +246,24 @@ def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
 # -- check a recorded graph: run node by node, it must compute what the model computes
 
 _ROUNDING = 1e-3  # both run the same calls: only the code of another path differs by more
+
+
+def twin_for(model: nn.Module, example: Example) -> nn.Module | None:
+    """The network with the attentions of PyTorch written out; None if it has none, or would compute something else."""
+    if not has_attention(model):
+        return None
+    uses, drawn = Uses(), randomised(example)
+    try:
+        with in_mode(model, "eval"):
+            with ExitStack() as hooks:
+                uses.watch(model, hooks)
+                outputs_of(model, drawn)
+            output = outputs_of(model, drawn)  # without hooks, with which nn.TransformerEncoder takes another path
+            twin = written_out(model, uses)
+        with in_mode(twin, "eval"):
+            return twin if distance(outputs_of(twin, drawn), output) <= _ROUNDING else None
+    except Exception:  # noqa: BLE001  whatever the model's own code raises
+        return None
 
 
 def check_recording(traced: Traced, example: Example, inputs: Example, run: Run | None) -> None:

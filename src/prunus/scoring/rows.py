@@ -208,7 +208,7 @@ def acts_plainly(layer: Any, x: Tensor) -> bool:
     A subclass may change the input first, but not the weights or the output, and the weights are its own parameter:
     those that a weight norm computes cannot be set.
     """
-    if not isinstance(layer, PLAIN) or "weight" not in layer._parameters:
+    if not isinstance(layer, PLAIN) or not isinstance(layer.weight, nn.Parameter):
         return False
     image = x[:1]
     y = layer.forward(image)

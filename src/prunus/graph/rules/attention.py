@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from prunus.graph.labels import Call, CannotFollow, broadcast_shape, compact, constant, present
+from prunus.graph.labels import Call, CannotFollow, broadcast_shape, compact, constant, fixed_like, present
 from prunus.graph.traced import MIXING, argument_of
 
 _FUNCTIONS = (torch.matmul, torch.bmm, torch.einsum, operator.matmul, F.scaled_dot_product_attention)
@@ -72,6 +72,12 @@ def scaled_dot_product_attention(call: Call) -> Any:
     if isinstance(mask, Tensor):
         weights = call.unite(weights, mask, additive=False)
     return _matmul(call, weights, v, VALUES)
+
+
+def average_of_heads(call: Call) -> Any:
+    """The attention weights that nn.MultiheadAttention returns. They are other ones with fewer heads, which matters if
+    anything uses them."""
+    return call.unknown(f"{call.what} is the mean of all heads") if call.node.users else fixed_like(call.shape)
 
 
 def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) -> Tensor:

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from prunus.errors import TraceError
 from prunus.graph.labels import Call, Rule
+from prunus.graph.multihead import HeadAverage
 from prunus.graph.rules import attention, layers, pointwise, reshaping
 from prunus.graph.traced import CONVOLUTIONS, Traced, is_depthwise, with_part
 from prunus.graph.traced import FUNCTIONS as LAYER_FUNCTIONS
@@ -55,6 +56,7 @@ def _layer_table() -> dict[type, Rule]:
         nn.GLU: reshaping.glu,
         nn.Softmax: pointwise.softmax,
         nn.LogSoftmax: pointwise.softmax,
+        HeadAverage: attention.average_of_heads,
     }
     for k in (1, 2, 3):
         table |= {getattr(nn, f"BatchNorm{k}d"): layers.channelwise}
