@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import prunus
+from prunus.scoring.gradients import collect_gradients
 from tests import proof
 from tests.exporting import onnx_error
 from tests.graph.checks import pruned_exactly, unchanged
@@ -266,6 +267,24 @@ def test_a_head_that_equals_another_costs_nothing_after_repair(case: str) -> Non
     repaired = prunus.repair(graph, prunus.Plan.of(graph, {unit: [0, 2, 3]}), images, ridge=1e-12)
     assert proof.relative_error(proof.outputs(repaired, IMAGE), proof.outputs(model, IMAGE)) < 1e-6
     assert proof.relative_error(proof.outputs(without_heads(model, [1]), IMAGE), proof.outputs(model, IMAGE)) > 1e-2
+
+
+@pytest.mark.parametrize("case", ["itself", "another"])
+def test_gradients_of_heads_are_those_of_their_rows(case: str) -> None:
+    """Also where queries, keys and values are layers of their own with rows of one matrix."""
+
+    class Pooled(Tokens):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image).mean(1)
+
+    attend, settings = CASES[case]
+    model, labels = randomised(Pooled(attend, **settings)), torch.tensor([1, 3])
+    graph = prunus.trace(model, IMAGE)
+    unit = heads_of(graph).name
+    found = collect_gradients(graph, [(IMAGE, labels)])[unit].weight_gradients
+    F.cross_entropy(model(IMAGE), labels).backward()
+    rows = model.attention.in_proj_weight.grad.view(3, HEADS, SIZE * WIDTH)
+    torch.testing.assert_close(found.square().sum(1), rows.square().sum((0, 2)))
 
 
 # -- PyTorch's transformers, which compute a layer in one call in eval mode

@@ -59,6 +59,11 @@ class Projection(nn.Linear):
         """Whether no other layer has columns of the same matrix, so that inputs can be removed."""
         return self.part is None or self.owner.in_proj_weight is None
 
+    @property
+    def rows(self) -> slice:
+        """The rows of the parameter that its weight is."""
+        return slice(None) if self.has_own_columns else self._rows()
+
     def _rows(self) -> slice:
         ends = np.cumsum([0, *self.owner.rows]).tolist()
         return slice(0, ends[-1]) if self.part is None else slice(ends[self.part], ends[self.part + 1])
@@ -67,7 +72,7 @@ class Projection(nn.Linear):
     def weight(self) -> Any:  # type: ignore[override]
         """The rows of the attention's weight."""
         tensor = getattr(self.owner, self.tensors[0])
-        return tensor if self.has_own_columns else tensor[self._rows()]
+        return tensor if self.has_own_columns else tensor[self.rows]
 
     @property
     def bias(self) -> Any:  # type: ignore[override]

@@ -236,8 +236,10 @@ def number_on(model: nn.Module, number: Number) -> int:
     if number.origin is None:
         return int(number)
     name, attribute, place = number.origin
-    value = getattr(model.get_submodule(name), attribute, int(number))
-    return int(value[place] if place >= 0 else value)
+    value: Any = getattr(model.get_submodule(name), attribute, None)
+    if value is None:  # a width of its own, which only a pruned attention has
+        return int(number)
+    return int(value[place]) if place >= 0 else int(value)
 
 
 def attribute_name(origin: Origin) -> str:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
+from prunus.graph.multihead import Projection
 from prunus.graph.rules import layers as layer_rules
 from prunus.graph.rules import pointwise
 from prunus.graph.rules.rulebook import FUNCTIONS, LAYERS, METHODS
@@ -43,8 +44,12 @@ def collect_gradients(
     """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
     model, chosen, taps = graph.model, task_of(task), reading_taps(graph)
     names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
-    weights: dict[str, Any] = {name: model.get_submodule(name).weight for name in names}
-    gradients = {name: torch.zeros_like(w, dtype=torch.float64, device="cpu") for name, w in weights.items()}
+    parameters = {name: parameter_of(model.get_submodule(name)) for name in names}
+    weights = {name: parameter for name, (parameter, _) in parameters.items()}
+    gradients = {
+        name: torch.zeros_like(weight[rows], dtype=torch.float64, device="cpu")
+        for name, (weight, rows) in parameters.items()
+    }
     squares = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
     views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call of the batch
     count = 0  # images of the batch
@@ -66,7 +71,8 @@ def collect_gradients(
         with torch.no_grad():
             flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
             for (name, total), gradient in zip(gradients.items(), flows[len(views) :], strict=True):
-                total += torch.zeros(()) if gradient is None else _checked(gradient, name, batch).cpu()
+                mine = parameters[name][1]
+                total += torch.zeros(()) if gradient is None else _checked(gradient[mine], name, batch).cpu()
             effects: dict[str, Tensor] = {}  # a channel that a layer reads in several calls is removed from all of them
             for (name, view, version), flow in zip(views, flows[: len(views)], strict=True):
                 if flow is None:
@@ -104,6 +110,13 @@ def _checked(values: Tensor, name: str, batch: int) -> Tensor:
     if not bool(torch.isfinite(values).all()):
         raise ScoreError(f"batch {batch}: gradients at {name} are NaN or infinite; check the images and the weights")
     return values
+
+
+def parameter_of(layer: Any) -> tuple[Tensor, slice]:
+    """The parameter that a layer's weight is made of, and its rows there: queries, keys and values may share one."""
+    if isinstance(layer, Projection):
+        return getattr(layer.owner, layer.tensors[0]), layer.rows
+    return layer.weight, slice(None)
 
 
 @contextmanager
@@ -171,8 +184,12 @@ def collect_discrimination(
         walk(graph, batches, keep, task=task, progress=progress)
     every = torch.cat(labels)
     heads = [InnerClassifier(torch.cat(parts), every, classes) for parts in zip(*pooled, strict=True)]
-    weights: dict[str, Any] = {name: graph.model.get_submodule(name).weight for stage in stages for name in stage}
-    totals = {name: torch.zeros_like(w, dtype=torch.float64, device="cpu") for name, w in weights.items()}
+    parameters = {name: parameter_of(graph.model.get_submodule(name)) for stage in stages for name in stage}
+    weights = {name: parameter for name, (parameter, _) in parameters.items()}
+    totals = {
+        name: torch.zeros_like(weight[rows], dtype=torch.float64, device="cpu")
+        for name, (weight, rows) in parameters.items()
+    }
 
     def add(batch: int, some: Tensor, outputs: Any) -> None:
         logits = logits_of(outputs)
@@ -187,7 +204,7 @@ def collect_discrimination(
             waiting = [name for name, gradient in zip(names, flows, strict=True) if gradient is None]
             for name, gradient in zip(names, flows, strict=True):
                 if gradient is not None:
-                    totals[name] += _checked(gradient, name, batch).double().cpu()
+                    totals[name] += _checked(gradient[parameters[name][1]], name, batch).double().cpu()
 
     with requiring(list(weights.values())), pooled_inputs(graph, points) as taps:
         num_images = walk(graph, batches, add, gradients=True, task=task, progress=progress)
