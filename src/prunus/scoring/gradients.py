@@ -71,8 +71,8 @@ def collect_gradients(
         with torch.no_grad():
             flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
             for (name, total), gradient in zip(gradients.items(), flows[len(views) :], strict=True):
-                mine = parameters[name][1]
-                total += torch.zeros(()) if gradient is None else _checked(gradient[mine], name, batch).cpu()
+                rows = parameters[name][1]
+                total += torch.zeros(()) if gradient is None else _checked(gradient[rows], name, batch).cpu()
             effects: dict[str, Tensor] = {}  # a channel that a layer reads in several calls is removed from all of them
             for (name, view, version), flow in zip(views, flows[: len(views)], strict=True):
                 if flow is None:
