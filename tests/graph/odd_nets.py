@@ -301,6 +301,7 @@ CORNERS: dict[str, Callable[[], nn.Module]] = {
     "roll and add": between(lambda x: x + torch.roll(x, 1, 1)),
     "shift and add": between(lambda x: x + torch.cat([x[:, 1:], x[:, :1]], 1)),
     "flip and add": between(lambda x: x + x.flip(1)),
+    "cut behind the end": between(lambda x: torch.cat([x, x * 2], 1)[:, :16][:, 8:20]),
     "coordinates": lambda: Network(with_coordinates, a=conv(3, 8), b=conv(10, 6), fc=nn.Linear(6, 5)),
     "group mean": between(
         lambda x: (

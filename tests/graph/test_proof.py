@@ -173,15 +173,38 @@ def test_state_of_the_pruned_network_is_that_of_the_original() -> None:
     assert pr.prune(graph, plan).last.requires_grad is False
 
 
-def test_a_network_that_cannot_be_copied() -> None:
-    """Its units are frozen, and the reason is that."""
+def test_locks_are_shared() -> None:
+    """deepcopy refuses them, though nothing of a network is in them."""
 
     class Locked(Plain):
         def __init__(self) -> None:
             super().__init__()
             self.lock = threading.Lock()
 
-    graph = pr.trace(Locked().eval(), PICTURE)
+        def forward(self, x: Tensor) -> Tensor:
+            with self.lock:
+                return super().forward(x)
+
+    torch.manual_seed(0)
+    model = Locked().to(PICTURE.dtype).eval()
+    graph = pr.trace(model, PICTURE)
+    assert list(graph.units) == ["a:out", "b:out"]
+    keep = {"a:out": [0, 3, 5]}
+    small = pr.prune(graph, pr.Plan.of(graph, keep))
+    with proof.masked(model, graph, keep):
+        want = proof.outputs(model, PICTURE)
+    assert proof.relative_error(proof.outputs(small, PICTURE), want) < 1e-5
+
+
+def test_a_network_that_cannot_be_copied() -> None:
+    """Its units are frozen, and the reason is that."""
+
+    class Counting(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers = (number for number in range(3))
+
+    graph = pr.trace(Counting().eval(), PICTURE)
     assert not graph.units
     assert "cannot be copied" in graph.frozen["a"]
 

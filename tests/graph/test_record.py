@@ -115,6 +115,7 @@ WRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], Widths]] = {
     "is a tensor": (only_tensors, FREE),
     "numbers": (numbers_are_numbers, FREE),
     "scripted function": (lambda x: SWISH(x), FREE),
+    "scripted function held": (SWISH, FREE),
     "numpy on sizes": (lambda x: x * float(np.sqrt(x.shape[2])) + torch.from_numpy(np.arange(x.shape[3])), FREE),
     "numpy on the width": (lambda x: x * float(np.sqrt(x.shape[1])), KEPT),
     "layer made in forward": (lambda x: nn.ReLU()(nn.MaxPool2d(3, 1, 1)(x)), FREE),

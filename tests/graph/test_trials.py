@@ -75,6 +75,23 @@ def test_the_reason_names_the_mode() -> None:
     )
 
 
+class AsksTheOriginal(Plain):
+    """A function that was made for the original asks for its mode, also in a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_training = lambda: self.training
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * 2 if self.is_training() else h
+
+
+def test_a_network_that_asks_the_original_for_its_mode_is_left_as_it_is() -> None:
+    torch.manual_seed(0)
+    graph = pr.trace(AsksTheOriginal().double().eval(), PICTURE)
+    assert not graph.units and "with fewer channels the network computes something else" in graph.frozen["a"]
+
+
 def moved(m: Any, h: Tensor) -> Tensor:
     """Training moves the weights of one layer of PyTorch towards those of another."""
     if m.training:
@@ -157,6 +174,8 @@ def does_not_divide(x: Tensor) -> bool:
         lambda x: x.size(-1) % 2 == 1,
         lambda x: x.shape[0] > 3,
         lambda x: np.prod(x.shape[2:]) > 3000,
+        lambda x: x.shape[0] >= 32,
+        lambda x: x.shape[-1] * x.shape[-2] > 40000,
     ],
     ids=[
         "side",
@@ -171,6 +190,8 @@ def does_not_divide(x: Tensor) -> bool:
         "odd",
         "images",
         "asked by numpy",
+        "many images",
+        "tiles",
     ],
 )
 def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[Tensor], bool]) -> None:
@@ -188,7 +209,7 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
     keep = {"b:out": [1, 2, 5]}
     small = pr.prune(graph, pr.Plan.of(graph, keep))
     shapes = ((2, 3, 16, 16), (2, 3, 40, 48), (2, 3, 17, 19), (5, 3, 16, 16), (1, 3, 8, 8), (2, 3, 16, 40), (3, 16, 16))
-    shapes += ((1, 3, 64, 64),)
+    shapes += ((1, 3, 64, 64), (1, 3, 201, 200), (32, 3, 16, 16))
     for picture in (*(torch.randn(shape, dtype=torch.float64) for shape in shapes), PICTURE.to(memory_format=LAST)):
         with proof.masked(model, graph, keep):
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12

@@ -166,11 +166,13 @@ def difference(
 
     def run(model: nn.Module, numbers: Example, seed: int = 0, against: Run | None = None) -> Run:
         other = None if against is None else against.watch
-        watch = None if inside is None else Watch(inside, model is pruned or model is finer, against=other)
+        small = model is pruned or model is finer
+        watch = None if inside is None else Watch(inside, small, against=other)
         # It has the same code: it changes itself if the other network does.
         restored = against is None or against.changed
         try:
-            return run_of(model, numbers, seed, dropout, watch, restored)
+            with _in_other_mode(whole) if small else nullcontext():
+                return run_of(model, numbers, seed, dropout, watch, restored)
         except Exception as error:
             if model is not pruned:
                 raise
@@ -230,6 +232,20 @@ def difference(
     if math.isinf(outputs):
         return f"its outputs have another shape, type or structure{where}"
     return f"its outputs differ by {outputs:.2g} of their size{where}"
+
+
+@contextmanager
+def _in_other_mode(model: nn.Module) -> Iterator[None]:
+    """Inside the block, training modules of a network are in eval mode and others in training mode. So a pruned network
+    shows that it asks the original for its mode, through a function that was made for the original."""
+    states = [vars(module) for _, module in named_modules(model) if "training" in vars(module)]
+    for state in states:
+        state["training"] = not state["training"]
+    try:
+        yield
+    finally:
+        for state in states:
+            state["training"] = not state["training"]
 
 
 class _Fails(Exception):

@@ -40,7 +40,8 @@ _LARGER = 1.5  # how much larger
 _HALVED = 32  # pixels of the smallest side that is halved
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
 _MOST_ARGUMENTS = 4  # other values of arguments that are tried
-_MOST_IMAGES = 16  # that are tried because the code compares their number
+_FAR = 512  # likewise, if it compares them with a number of that size
+_MOST_IMAGES = 64  # that are tried because the code compares their number
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 
@@ -143,13 +144,14 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
     # Attention over all pixels takes the square of their number.
     products = any(n.target in PRODUCTS for n in traced.graph.nodes)
     largest = max(0 if products else _LARGEST, 2 * max(size))
+    farthest = max(0 if products else _FAR, largest)
     sides: set[int] = set()
     # Sizes that are divided may leave a remainder, and views of them fail.
     remainder = any(n.target is operator.floordiv and _is_of_space(n, traced) for n in traced.graph.nodes)
     other = False
     for node in guards:
         numbers = [n for n in node.args if isinstance(n, int | float)] if node.target in _COMPARISONS else []
-        near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= largest}
+        near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= farthest}
         divides = any(used.target is operator.mod for used in (node, *node.all_input_nodes))
         # Two sizes that are equal after halving and doubling are not if they are odd.
         matched = node.target in (operator.eq, operator.ne) and not numbers

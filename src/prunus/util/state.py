@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 PLAIN = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size, slice, range)
-) | {types.FunctionType, types.BuiltinFunctionType, types.ModuleType}
+) | {types.FunctionType, types.BuiltinFunctionType, types.ModuleType, torch.jit.ScriptFunction}
+PLAIN |= {type(threading.Lock()), type(threading.RLock())}  # deepcopy refuses these
 CONTAINERS = frozenset((dict, OrderedDict, set))
 _DEPTH = 3  # how deep objects other than modules are followed
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)

@@ -373,11 +373,13 @@ def _cut(call: Call, x: Tensor, dim: int, entry: Any, literal: Any) -> None:
 def _counted(entry: Any, width: int) -> tuple[int, int]:
     """How many channels at the start and at the end are counted by the numbers in an index. These must be kept, so
     that the numbers still mean the same channels; the others may go: `x[:, 4:]` takes what is left after the first 4.
+    An end at or behind the last channel counts none: with fewer channels it still takes all.
     """
     if isinstance(entry, slice):
         if entry.step not in (None, 1):
             return width, 0
-        numbers = [n for n in (entry.start, entry.stop) if n is not None]
+        stop = None if entry.stop is None or entry.stop >= width else entry.stop
+        numbers = [n for n in (entry.start, stop) if n is not None]
         first, last = max([0, *(n for n in numbers if n >= 0)]), max([0, *(-n for n in numbers if n < 0)])
     else:
         numbers = entry if isinstance(entry, list) else [entry]
