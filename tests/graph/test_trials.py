@@ -215,6 +215,28 @@ def test_other_sizes_are_tried_however_the_code_looks_at_them(other: Callable[[T
             assert proof.relative_error(proof.outputs(small, picture), proof.outputs(model, picture)) < 1e-12
 
 
+class Trying(nn.Module):
+    """Positions that images of more than 32 pixels have none of: then the code takes another path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)
+        self.register_buffer("positions", torch.randn(1, 1, 32, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        try:
+            h = h + self.positions[:, :, : h.shape[2], : h.shape[3]]
+        except RuntimeError:
+            h = h - h.mean(1, keepdim=True)
+        return self.c(torch.relu(self.b(h)))
+
+
+def test_sizes_whose_errors_are_caught_are_tried() -> None:
+    graph = pr.trace(Trying().double().eval(), PICTURE)
+    assert list(graph.units) == ["b:out"] and "mean" in graph.frozen["a"]
+
+
 class Optional(nn.Module):
     """Other arguments take another path: a flag, a text, a number."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import operator
 import textwrap
@@ -137,7 +138,7 @@ def _resized(example: Example, height: int, width: int) -> Example:
 def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, int]]:
     """Sizes for further trials: on both sides of the numbers that the code compares heights, widths or areas with, to
     choose its path; of the other parity if it asks for remainders or whether two sizes are equal; oblong and larger
-    ones if it looks at sizes in another way."""
+    ones if it looks at sizes in another way, or catches the errors that some sizes may raise."""
     guards = [n for n in traced.graph.nodes if n.name in traced.guards]
     guards = [n for n in guards if n.target is not len]  # unpacking a shape asks how many sizes there are
     guards = [n for n in guards if _is_of_space(n, traced)]
@@ -148,7 +149,7 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
     sides: set[int] = set()
     # Sizes that are divided may leave a remainder, and views of them fail.
     remainder = any(n.target is operator.floordiv and _is_of_space(n, traced) for n in traced.graph.nodes)
-    other = False
+    other = any(_catches_errors(kind) for kind in {type(module) for module in traced.model.modules()})
     for node in guards:
         numbers = [n for n in node.args if isinstance(n, int | float)] if node.target in _COMPARISONS else []
         near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= farthest}
@@ -211,15 +212,25 @@ def _other_arguments(model: nn.Module, example: Example) -> list[Trial]:
     ]
 
 
+@functools.cache
+def _catches_errors(kind: type[nn.Module]) -> bool:
+    """Whether the code of forward has a `try`."""
+    return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(kind.forward)))
+
+
+def _code_of(function: Callable[..., Any]) -> ast.Module:
+    """The code of a function; nothing if it cannot be read."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
 def _compared(model: nn.Module, defaults: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Texts that the code of forward compares its arguments with, and numbers on both sides of those."""
     kinds = {name: type(value) for name, value in defaults.items() if type(value) in (int, float, str)}
-    try:
-        code = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward))) if kinds else "")
-    except (OSError, TypeError, SyntaxError):
-        return []
     found: list[tuple[str, Any]] = []
-    for node in ast.walk(code):
+    for node in ast.walk(_code_of(model.forward)) if kinds else ():
         if isinstance(node, ast.Compare):
             values: list[Any] = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
             values += [number + step for number in values if type(number) in (int, float) for step in (1, -1)]
