@@ -213,8 +213,8 @@ def _other_arguments(model: nn.Module, example: Example) -> list[Trial]:
 
 
 @functools.cache
-def _catches_errors(kind: type[nn.Module]) -> bool:
-    """Whether the code of forward has a `try`."""
+def _catches_errors(kind: Any) -> bool:
+    """Whether the code of forward of a class has a `try`."""
     return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(kind.forward)))
 
 
