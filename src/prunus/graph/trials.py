@@ -149,7 +149,8 @@ def _sizes_compared(traced: Traced, size: tuple[int, int]) -> list[tuple[int, in
     sides: set[int] = set()
     # Sizes that are divided may leave a remainder, and views of them fail.
     remainder = any(n.target is operator.floordiv and _is_of_space(n, traced) for n in traced.graph.nodes)
-    other = any(_catches_errors(kind) for kind in {type(module) for module in traced.model.modules()})
+    kinds: set[Any] = {type(module) for module in traced.model.modules()}
+    other = any(map(_catches_errors, kinds))
     for node in guards:
         numbers = [n for n in node.args if isinstance(n, int | float)] if node.target in _COMPARISONS else []
         near = {int(side) for n in numbers for side in (n, max(n, 0) ** 0.5) if 4 <= side <= farthest}
