@@ -83,18 +83,6 @@ def test_a_short_test_chooses_the_rate() -> None:
     assert any(math.isclose(done.lr, 0.02 * share) for share in (1.0, 0.3, 0.1, 0.03))
 
 
-@pytest.mark.parametrize(("scale", "chosen"), [(1.0, 0.02), (100.0, 0.0006)])
-def test_the_highest_rate_that_is_stable_is_chosen(scale: float, chosen: float) -> None:
-    """The curvature of a linear network's loss grows with the square of its images' scale."""
-    whole = nn.Sequential(nn.Flatten(), nn.Linear(12, 1)).eval()
-    other = copy.deepcopy(whole)
-    with torch.no_grad():
-        other[1].weight += 0.1
-    images = [(scale * torch.randn(8, 3, 2, 2, generator=torch.Generator().manual_seed(n)),) for n in range(40)]
-    how: dict[str, Any] = {"task": "regression", "mixed_precision": "no"}
-    assert pr.mimic(other, whole, images, images[:2], steps=80, **how).lr == pytest.approx(chosen)
-
-
 def test_networks_without_a_common_map_compare_their_outputs() -> None:
     def net(width: int) -> nn.Module:
         torch.manual_seed(width)

@@ -46,3 +46,9 @@ def test_a_rate_that_destroys_a_trained_network_is_not_taken() -> None:
     chosen = best_rate(tries)
     assert chosen < 30.0 and evaluate(good, held).quality > tries[0].quality
     assert same_tensors(state_of(good), before)
+
+
+def test_a_wider_margin_takes_a_higher_rate() -> None:
+    """Of losses, which are qualities below zero: 1.0 is the best, and 1.4 and 1.6 are 40 and 60% above it."""
+    tries = tuple(RateTry(lr, -loss) for lr, loss in ((0.02, 1.6), (0.006, 1.4), (0.002, 1.0)))
+    assert [best_rate(tries, margin) for margin in (0.7, 0.5, 0.1)] == [0.02, 0.006, 0.002]

@@ -19,12 +19,12 @@ from prunus.tasks import Quality, Task, task_of
 from prunus.tasks.evaluate import Evaluation, squared_distance, tensors_of, unpack_for
 from prunus.train.distillation import FeatureMaps, common_maps
 from prunus.train.fit import DivergedError, fit, steps_of_epochs
-from prunus.train.rate_test import SHARES, steps_per_try
+from prunus.train.rate_test import best_rate, try_rates
 from prunus.train.settings import Preset
 from prunus.train.setup import SomeBatches, length, set_epoch
 from prunus.util.batches import Batch, Batches, call, count_images, device_of, move
 from prunus.util.processes import has_bf16
-from prunus.util.progress import PhaseProgress, Progress
+from prunus.util.progress import PhaseProgress
 from prunus.util.progress import steps as reports_of
 from prunus.util.state import evaluating, generators_kept
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 STEPS_PER_PART = 100  # after each part the held-out loss decides whether it is kept
 TEMPERATURE = 4.0
 LR = 0.02  # the highest rate of the test
-HIGHEST_LOSS = 1.25  # of a try of the test, times that of the lowest rate
+MARGIN = 0.5  # of the smallest held-out loss in the test: high rates raise the loss at first and end lower
 HELD_OUT_IMAGES = 1000  # for the held-out loss
 
 
@@ -114,7 +114,8 @@ def mimic(
 
     if lr is None:
         show = None if progress is None else reports_of("mimic: learning rate")(progress)
-        schedule = replace(schedule, lr=_highest_stable_rate(model, batches, schedule, show, how))
+        tries = try_rates(model, batches, some, schedule, evaluate=likeness.evaluate, progress=show, **how)
+        schedule = replace(schedule, lr=best_rate(tries, MARGIN))
     losses = [-likeness.evaluate(model, some).quality]
     try:
         fitted = fit(
@@ -134,31 +135,6 @@ def mimic(
     losses += [-epoch.holdout.quality for epoch in fitted.history if epoch.holdout is not None]
     seconds = sum(epoch.seconds for epoch in fitted.history)
     return Mimicked(fitted.model, tuple(losses), part * (fitted.kept or 0), schedule.lr, seconds)
-
-
-def _highest_stable_rate(
-    model: nn.Module, batches: Batches, schedule: Preset, progress: Progress | None, how: dict[str, Any]
-) -> float:
-    """The highest rate whose loss in a few steps of training is at most HIGHEST_LOSS times that of the lowest rate.
-
-    High rates raise the loss at first and end lower, so the best loss after a short try would choose too low a rate.
-    """
-    few = SomeBatches(batches, 0, steps_per_try(length(batches), schedule.epochs), 1)
-
-    def loss_at(rate: float) -> float:
-        try:
-            return fit(model, few, preset=replace(schedule, epochs=1, lr=rate), progress=False, **how).history[0].loss
-        except DivergedError:
-            return math.inf
-
-    lowest = SHARES[-1] * schedule.lr
-    limit = HIGHEST_LOSS * loss_at(lowest)
-    for number, rate in enumerate(share * schedule.lr for share in SHARES[:-1]):
-        if progress is not None:
-            progress(number + 1, len(SHARES))
-        if loss_at(rate) <= limit < math.inf:
-            return rate
-    return lowest
 
 
 class Likeness:

@@ -66,12 +66,12 @@ def try_rates(
     return tuple(tries)
 
 
-def best_rate(tries: tuple[RateTry, ...]) -> float:
-    """The highest rate whose accuracy comes close to the best of the tries.
+def best_rate(tries: tuple[RateTry, ...], margin: float = MARGIN) -> float:
+    """The highest rate whose quality comes close to the best of the tries.
 
-    A few steps favour low rates, and a training recovers from a small loss at its start; so the limit is MARGIN.
+    A few steps favour low rates, and a training recovers from a small loss at its start; so the limit is `margin`.
     """
     best = max(one.quality for one in tries)
     if math.isinf(best):
         return tries[-1].lr
-    return max(one.lr for one in tries if one.quality >= best - MARGIN * abs(best))
+    return max(one.lr for one in tries if one.quality >= best - margin * abs(best))
