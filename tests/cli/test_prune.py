@@ -210,7 +210,7 @@ def test_a_metric_with_options(weights: Path, tmp_path: Path) -> None:
     assert "--metric gsd:ridge=0" in config["command_line"]
     about = json.loads((out / "round-01" / "scores.json").read_text())["metrics"]
     assert about["gsd"]["options"]["ridge"] == 0.0 and about["gsd"]["num_images"] == 100
-    assert "metric gsd:ridge=0: Generalised symmetric divergence" in (out / "report.html").read_text()
+    assert "metric gsd:ridge=0" in (out / "report.html").read_text()
     shutil.rmtree(out / "round-01")
     (out / "summary.json").unlink()
     lines(prunus("prune", "--resume", out))

@@ -59,7 +59,7 @@ def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
         elif node.op == "call_module" and name not in reasons:
             module = traced.module(node)
             reason = _not_its_own(name, module, tied, standalone)
-            if type(module).forward is nn.MultiheadAttention.forward:
+            if getattr(type(module), "forward", None) is nn.MultiheadAttention.forward:
                 reason = f"{type(module).__name__} {name} is not followed: {reason_against(module) or _NOT_WRITTEN_OUT}"
             cuts = "both" if reason else _cuts(traced, node, trials)
             if cuts == "outputs":

@@ -216,10 +216,10 @@ def _other_arguments(model: nn.Module, example: Example) -> list[Trial]:
 @functools.cache
 def _catches_errors(kind: Any) -> bool:
     """Whether the code of forward of a class has a `try`."""
-    return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(kind.forward)))
+    return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(getattr(kind, "forward", None))))
 
 
-def _code_of(function: Callable[..., Any]) -> ast.Module:
+def _code_of(function: Any) -> ast.Module:
     """The code of a function; nothing if it cannot be read."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
