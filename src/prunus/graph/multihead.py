@@ -217,12 +217,10 @@ def is_followed(module: nn.Module) -> bool:
     """Whether a module of torch.nn is not one call of the graph, but what it consists of."""
     if isinstance(module, Attention):
         return True
-    inside = [m for m in module.modules() if isinstance(m, nn.MultiheadAttention)] if _contains(module) else []
+    if not isinstance(module, _CONTAINERS):
+        return False
+    inside = [m for m in module.modules() if isinstance(m, nn.MultiheadAttention)]
     return bool(inside) and all(isinstance(m, Attention) for m in inside)
-
-
-def _contains(module: nn.Module) -> bool:
-    return isinstance(module, _CONTAINERS)
 
 
 _SOURCES: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import operator
 import textwrap
@@ -40,9 +39,9 @@ _SIDES = (64, 128)  # pixels of images in trials, if they are larger: five halvi
 _LARGER = 1.5  # how much larger
 _HALVED = 32  # pixels of the smallest side that is halved
 _LARGEST = 128  # pixels of a side that is tried because the code compares sizes with it, or twice the example's
-_MOST_ARGUMENTS = 4  # other values of arguments that are tried
 _FAR = 512  # likewise, if it compares them with a number of that size
 _MOST_IMAGES = 64  # that are tried because the code compares their number
+_MOST_ARGUMENTS = 4  # other values of arguments that are tried
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 
@@ -71,14 +70,12 @@ class Trial:
 
 def trials_for(traced: Traced, example: Example, inside: Inside | None = None) -> tuple[list[Trial], Run | None]:
     """Trials in eval mode, and in training mode on images of another, oblong size; and at further sizes, or with more
-    images, if the code compares these; and with other values of arguments that the example leaves out, if forward
-    compares them. All on random inputs: small images, or of the shape of the example where the
-    network needs that.
+    images, if the code compares these; and with other values of arguments that the example leaves out. All on random
+    inputs: small images, or of the shape of the example where the network needs that.
 
     Also returns the run of the whole network in the first trial, with what happens inside; None if it does not run.
     """
     model = traced.model
-
     one, full = few_images(example, 1), _size_of(example)
     small = [(side, side) for side in _SIDES if full and min(full) > _LARGER * side]
     large = bool(small)
@@ -213,9 +210,10 @@ def _other_arguments(model: nn.Module, example: Example) -> list[Trial]:
     ]
 
 
-@functools.cache
 def _catches_errors(kind: Any) -> bool:
-    """Whether the code of forward of a class has a `try`."""
+    """Whether the code of forward of a class has a `try`. Layers of PyTorch take no other path by it."""
+    if kind.__module__.startswith("torch."):
+        return False
     return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(getattr(kind, "forward", None))))
 
 
