@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from prunus.errors import DataError
-from prunus.zoo.folders import TESTS, FolderData, beside, image_files, known_folder, listed_classes
+from prunus.zoo.folders import TESTS, FolderData, beside, image_files, known_folder, lines_of, listed_classes
 from prunus.zoo.images import FileImages, Pixels, channels_first, split_off_test
 
 logger = logging.getLogger(__name__)
@@ -135,12 +135,8 @@ def _yaml_images(listing: Path, content: Mapping[str, Any], part: str) -> list[P
 
 def _listed_images(listing: Path, top: Path) -> list[Path]:
     """The images that a text file lists, relative to its folder or to `top`."""
-    try:
-        lines = [line.strip() for line in listing.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{listing}: cannot be read as text in UTF-8: {error}") from error
     files = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(map(str.strip, lines_of(listing)), 1):
         if not line:
             continue
         file = next((place / line for place in (listing.parent, top) if (place / line).is_file()), None)
@@ -193,11 +189,7 @@ def _labelled(files: Sequence[Path], names: Sequence[str] | None) -> FileImages:
 
 def _yolo_rows(path: Path, names: Sequence[str] | None) -> Floats:
     rows = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text in UTF-8: {error}") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

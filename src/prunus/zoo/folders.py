@@ -82,11 +82,15 @@ def listed_classes(path: Path) -> tuple[str, ...] | None:
     listing = path / CLASSES
     if not listing.is_file():
         return None
+    return tuple(line.strip() for line in lines_of(listing) if line.strip())
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file; DataError if it is none."""
     try:
-        lines = listing.read_text(encoding="utf-8-sig").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{listing}: cannot be read as text in UTF-8: {error}") from error
-    return tuple(line.strip() for line in lines if line.strip())
+        raise DataError(f"{path}: cannot be read as text in UTF-8: {error}") from error
 
 
 # One folder per class.
