@@ -153,12 +153,12 @@ def test_everything_is_left_as_found() -> None:
 
 def test_the_same_again_as_json_and_as_a_table() -> None:
     _, graph, scores, pairs = mixed(200)
-    units = pr.repair_each(graph, pairs, how="bn")
+    units = pr.repair_each(graph, pairs)
     one, two = (sensitivity(graph, scores, pairs, seed=3, repair=units) for _ in range(2))
-    assert one == two and one.repair == "bn"
+    assert one == two and one.repair == "solve"
     data = json.loads(json.dumps(to_data(one)))
     assert data["tried"]["point:out"]["channels"] == one.tried["point:out"].channels
-    assert data["num_images"] == 200 and data["alpha"] == 3.0 and data["repair"] == "bn"
+    assert data["num_images"] == 200 and data["alpha"] == 3.0 and data["repair"] == "solve"
     assert from_data(Sensitivity, data) == one
     lines, best = repr(one).splitlines(), one.ranked()[0]
     assert lines[0] == f"Sensitivity of 6 units (algorithm1, accuracy {one.base_value:.4f} before)"

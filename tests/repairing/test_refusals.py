@@ -66,8 +66,6 @@ def test_plans_of_other_networks(graph: pr.ChannelGraph) -> None:
 @pytest.mark.parametrize(
     "images, options, error, complaint",
     [
-        (SOME, {"how": "none"}, RunError, "cannot be used for units"),
-        (SOME, {"how": "glue"}, RunError, "no repair called 'glue'"),
         (SOME, {"positions": 0}, ScoreError, "at least 1"),
         (pictures(4, side=9), {}, DataError, r"traced with images of \[3, 8, 8\]"),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import prunus as pr
@@ -59,26 +59,6 @@ def test_one_reader_beside_lstsq_and_a_naive_choice_of_the_ridge() -> None:
         np.testing.assert_allclose(model[2].weight[:, KEEP].flatten(1), want[:, :27], rtol=1e-6, atol=1e-9)
         assert not model[2].weight[:, [1, 3, 4]].any()
         np.testing.assert_allclose(model[3].running_mean, mean.numpy() - want[:, 27], rtol=1e-6)
-
-
-@torch.no_grad()
-def test_the_norm_after_a_reader_gets_the_statistics_of_the_cut() -> None:
-    model, images = chain(), pictures(10, side=6)
-    graph = pr.trace(model, images[:1])
-    inner = F.relu(model[0](images))
-    whole, cut = (model[2](inner * mask.view(1, 6, 1, 1)) for mask in (torch.ones(6), mask_of(KEEP, 6)))
-    mean, var = model[3].running_mean.clone(), model[3].running_var.clone()
-    with pr.repair_each(graph, images, how="bn")("0:out", KEEP):
-        assert torch.allclose(model[3].running_mean, mean + cut.mean((0, 2, 3)) - whole.mean((0, 2, 3)))
-        ratio = cut.var((0, 2, 3), correction=0) / whole.var((0, 2, 3), correction=0)
-        assert torch.allclose(model[3].running_var, var * ratio)
-    assert torch.equal(model[3].running_mean, mean) and torch.equal(model[3].running_var, var)
-
-
-def mask_of(kept: list[int], width: int) -> Tensor:
-    mask = torch.zeros(width, dtype=torch.float64)
-    mask[kept] = 1
-    return mask
 
 
 def test_everything_is_put_back_on_errors_too() -> None:

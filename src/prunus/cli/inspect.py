@@ -24,7 +24,6 @@ from prunus.cli.options import (
 )
 from prunus.deciding.settings import SPLITS, RankSettings, StreamSettings
 from prunus.errors import ModelError
-from prunus.repairing.repair import REPAIRS
 from prunus.scoring.metrics import DEFAULT_METRIC, check_metric, metric_option, suited_metric
 from prunus.scoring.settings import ScoreSettings
 from prunus.tasks import task_of
@@ -73,7 +72,7 @@ class RankOptions:
 
     metric: str | None = metric_option(None, "Metric that scores channels; as in `prunus prune` by default")
     num_images: int | None = option(None, "Number of images to score on, a stratified sample; all by default", least=1)
-    repair: str = option("none", f"Rank each unit after its own repair: {', '.join(REPAIRS)}", choices=REPAIRS)
+    repair: str = option("none", "Rank each unit after its own repair: none, solve", choices=("none", "solve"))
     num_repair_images: int = option(250, "Unlabelled training images for that repair", least=1)
     num_eval_images: int | None = option(None, "Number of held-out images that rank; all by default", least=1)
 
@@ -429,7 +428,7 @@ def _rank(
     repair = None
     if how.repair != "none":
         few = images.loader("train", 125, limit=how.num_repair_images, seed=seed)
-        repair = repair_each(graph, inputs_alone(task, few), how=how.repair, seed=seed)
+        repair = repair_each(graph, inputs_alone(task, few), seed=seed)
     held_out = images.loader("holdout", 256, limit=how.num_eval_images)
     measured = sensitivity(graph, scores, held_out, settings, repair=repair)
     chosen = measured.ranked()[: check_k(settings.k, len(measured.tried))]

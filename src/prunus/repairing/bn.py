@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
@@ -13,8 +11,7 @@ from prunus.repairing.lockstep import NetworkPair, lockstep
 from prunus.repairing.repair import Repair
 from prunus.scoring.moments import Triple, combine
 from prunus.scoring.passes import Images
-from prunus.scoring.reader_inputs import LayerInputs
-from prunus.scoring.rows import exact, rows_of_weight
+from prunus.scoring.rows import exact
 from prunus.util.progress import Progress
 
 
@@ -56,30 +53,6 @@ def run(
         return pair.models[1]
 
 
-def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """New statistics for the batch norm after a reader that keeps `columns`, as `run` would give them."""
-    if norm is None:
-        return []
-    weight = rows_of_weight(seen.layer)
-    index = columns[:, None].expand(-1, weight.shape[1], -1)
-    cut = torch.zeros_like(weight).scatter_(2, index, weight.gather(2, index))
-    every = torch.arange(weight.shape[2], device=weight.device).expand(len(weight), -1)
-    zeros = torch.zeros_like(weight[:, :, 0])
-    moments = (seen.whole.narrowed(every, w, zeros).output_moments() for w in (weight, cut))
-    (mean, variance), (new_mean, new_variance) = moments
-    shift = (new_mean - mean).reshape(-1)
-    ratio = torch.where(variance > 0, new_variance / variance, 1.0).reshape(-1)
-    return [
-        (norm.running_mean, norm.running_mean + shift.to(norm.running_mean)),
-        (norm.running_var, norm.running_var * ratio.to(norm.running_var)),
-    ]
-
-
-BN = Repair(
-    name="bn", help="Correct the statistics of the batch norms after a cut", run=run, reader_changes=reader_changes
-)
-
-
 def _has_statistics(pair: NetworkPair, node: fx.Node) -> bool:
     """Whether a node calls a batch norm with statistics of which the kept channels are known."""
     if not pair.called_once(node):
@@ -87,3 +60,6 @@ def _has_statistics(pair: NetworkPair, node: fx.Node) -> bool:
     norm = pair.layer(node)
     known = pair.kept_channels(str(node.target)) is not None
     return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None and known
+
+
+BN = Repair(name="bn", help="Correct the statistics of the batch norms after a cut", run=run)

@@ -18,15 +18,11 @@ from prunus.util.progress import Progress, shown, steps
 from prunus.util.registry import Entry, Registry, guessed
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from prunus.graph.channel_graph import ChannelGraph
     from prunus.graph.plan import Plan
     from prunus.scoring.passes import Images
-    from prunus.scoring.reader_inputs import LayerInputs
-
-    Change = tuple[Tensor, Tensor]  # a parameter or buffer, and its new value
-    ReaderChanges = Callable[[LayerInputs, Any, Tensor], list[Change]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +34,17 @@ class Repair(Entry):
         needs_images: Whether `images` may not be None.
         tells_errors: Whether `run` takes on_layer, a function that is called with a layer's name and its error before
             and after its repair.
-        reader_changes: Repairs one reader of a single cut unit (see `unit_repair`). It takes the inputs
-            that the reader has seen, the batch norm after it (or None) and the columns of its inputs that are kept.
     """
 
     run: Callable[..., nn.Module]
     needs_images: bool = True
     tells_errors: bool = False
-    reader_changes: ReaderChanges | None = None
 
 
 REPAIRS: Registry[Repair] = Registry("repair", "prunus.repairing", RunError)
 
 
-def prune_only(
-    graph: ChannelGraph, plan: Plan, images: Images | None = None, *, seed: int = 0, progress: Progress | None = None
-) -> nn.Module:
-    """The pruned model. Everything but the graph and the plan is ignored."""
+def prune_only(graph: ChannelGraph, plan: Plan, _images: Any, *, seed: int, progress: Any) -> nn.Module:
     from prunus.graph.channel_graph import prune
 
     return prune(graph, plan)

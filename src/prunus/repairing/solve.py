@@ -34,7 +34,7 @@ from prunus.graph.traced import Traced, only_user
 from prunus.repairing.least_squares import CAREFUL, RIDGES, Fit, choose, relative_error
 from prunus.repairing.lockstep import Chunk, Lockstep, NetworkPair, lockstep
 from prunus.repairing.repair import Repair
-from prunus.scoring.gram_sums import SplitRows, held_apart
+from prunus.scoring.gram_sums import RegressionSums, SplitRows, held_apart
 from prunus.scoring.passes import Images
 from prunus.scoring.reader_inputs import FEW_IMAGES, POSITIONS, LayerInputs
 from prunus.scoring.rows import (
@@ -59,6 +59,7 @@ FEWEST_IMAGES = 500  # images for a layer with few weights: rows of one image ar
 FLAT = 1e-6  # a norm with a smaller scale hides the layer's output, so the layer cannot correct the stream
 OnLayer = Callable[[str, float, float], None]  # layer, error before, error after
 Few = tuple[str, int, int]  # a layer with too few rows, the weights of each of its filters, and its rows
+Change = tuple[Tensor, Tensor]  # a parameter or buffer, and its new value
 
 
 @dataclass(frozen=True)
@@ -124,26 +125,10 @@ def run(
         return pair.models[1]
 
 
-def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """New weights for a reader that keeps `columns`, as `run(layers="cut")` would give them."""
-    whole = _start(seen.layer, norm)
-    weight = whole.weight
-    fitted, held_out = (
-        part.narrowed(columns, weight, whole.constant) if part.rows else part for part in (seen.fitted, seen.held_out)
-    )
-    index = columns[:, None].expand(-1, weight.shape[1], -1)
-    ridges = CAREFUL if too_few_rows(columns.shape[1], seen.rows) else RIDGES
-    fit = choose(fitted, held_out, replace(whole, weight=weight.gather(2, index)), ridges)
-    if fit is None or not bool(torch.isfinite(fit.weight).all()):
-        return []
-    return _changes(seen.layer, norm, torch.zeros_like(weight).scatter(2, index, fit.weight), fit.constant)
-
-
 SOLVE = Repair(
     name="solve",
     help="Give layers new weights by least squares, so that they match the original network's outputs",
     run=run,
-    reader_changes=reader_changes,
     tells_errors=True,
 )
 
@@ -180,6 +165,20 @@ def norm_after(traced: Traced, model: nn.Module, node: fx.Node) -> Any:
     return norm if usable else None
 
 
+def reader_changes(seen: LayerInputs, norm: Any, columns: Tensor) -> list[Change]:
+    """What a reader that keeps `columns` gets from `run(layers="cut")`; nothing if its equations have no solution."""
+    whole = _start(seen.layer, norm)
+    weight = whole.weight
+    fitted, held_out = (
+        part.narrowed(columns, weight, whole.constant) if part.rows else part for part in (seen.fitted, seen.held_out)
+    )
+    index = columns[:, None].expand(-1, weight.shape[1], -1)
+    fit = _chosen(fitted, held_out, replace(whole, weight=weight.gather(2, index)), None)
+    if fit is None:
+        return []
+    return _changes(seen.layer, norm, torch.zeros_like(weight).scatter(2, index, fit.weight), fit.constant)
+
+
 def _is_solvable(pair: NetworkPair, node: fx.Node, layers: str) -> bool:
     if not node.args or not pair.called_once(node):
         return False
@@ -197,8 +196,14 @@ def _start(layer: Any, norm: Any) -> Fit:
     return Fit(weight, bias, free=layer.bias is not None or norm is not None)
 
 
-def _changes(layer: Any, norm: Any, weight: Tensor, constant: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The layer's tensors that a fit changes, and their new values."""
+def _chosen(fitted: RegressionSums, held_out: RegressionSums, start: Fit, ridge: float | None) -> Fit | None:
+    """The fit with the given ridge, or with the best one on held-out rows; None if the equations have no solution."""
+    few = too_few_rows(start.weight.shape[2], fitted.rows + held_out.rows)
+    fit = choose(fitted, held_out, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
+    return fit if fit is not None and bool(torch.isfinite(fit.weight).all()) else None
+
+
+def _changes(layer: Any, norm: Any, weight: Tensor, constant: Tensor) -> list[Change]:
     changes = [(layer.weight, weight_of_rows(layer, weight))]
     if layer.bias is not None:
         changes.append((layer.bias, constant.reshape(-1).to(layer.bias)))
@@ -242,12 +247,10 @@ class _Solver:
             kind = type(layer).__name__
             logger.warning("%s (%s) is not a linear map of its input; it is pruned but not solved", name, kind)
             return
-        weights, ridge = start.weight.shape[2], self._settings.ridge
-        few = too_few_rows(weights, rows.rows)
-        if few:
-            self.few.append((name, weights, rows.rows))
-        fit = choose(rows.fitted, rows.held_out, start, (ridge,) if ridge is not None else CAREFUL if few else RIDGES)
-        if fit is None or not bool(torch.isfinite(fit.weight).all()):
+        if too_few_rows(start.weight.shape[2], rows.rows):
+            self.few.append((name, start.weight.shape[2], rows.rows))
+        fit = _chosen(rows.fitted, rows.held_out, start, self._settings.ridge)
+        if fit is None:
             logger.warning("%s: the equations have no solution; it is pruned but not solved", name)
             return
         if self._on_layer is not None:

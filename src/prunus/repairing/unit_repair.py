@@ -9,39 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from prunus.errors import RunError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.surgery import zeroed
 from prunus.graph.units import Reader
-from prunus.repairing.repair import REPAIRS
-from prunus.repairing.solve import norm_after, too_few_rows, warn_of_few_images
+from prunus.repairing.solve import Change, norm_after, reader_changes, too_few_rows, warn_of_few_images
 from prunus.scoring.passes import Images
 from prunus.scoring.reader_inputs import POSITIONS, SeenInputs, collect_reader_inputs, input_width, weights_per_filter
 from prunus.scoring.rows import rows_of_weight
 from prunus.util.progress import Progress, shown, steps
 
-if TYPE_CHECKING:
-    from prunus.repairing.repair import Change, ReaderChanges
-
 
 class UnitRepair:
     """`with units(name, kept):` the graph's model computes what it would with that unit cut and its readers repaired.
 
-    how="solve": the readers get new weights on the kept channels, as from `repair(layers="cut")`. "bn": the batch norm
-    right after a reader gets new statistics, as from `repair(how="bn")`. A reader that comes after another
+    The readers get new weights on the kept channels, as from `repair(layers="cut")`. A reader that comes after another
     reader of the same unit (dense blocks) is repaired as if it saw the original activations. Weights are restored
     afterwards, on errors too.
     """
 
-    def __init__(self, how: str, seen: SeenInputs) -> None:
-        self.how, self.seen, self.graph = how, seen, seen.graph
-        self._reader_changes = _reader_changes(how)
+    how = "solve"
+
+    def __init__(self, seen: SeenInputs) -> None:
+        self.seen, self.graph = seen, seen.graph
         traced, model = seen.graph.analysis.traced, seen.graph.model
         nodes = {str(node.target): node for node in traced.graph.nodes if node.op == "call_module"}
         self._norms: dict[str, Any] = {  # layer -> the batch norm after it; None for layers with a bias
@@ -52,7 +47,6 @@ class UnitRepair:
 
     @contextmanager
     def __call__(self, unit: str, kept: Sequence[int]) -> Iterator[None]:
-        """The graph's model with this unit cut down to `kept` and repaired, inside the block."""
         key = unit, tuple(kept)
         if key not in self._changes:  # a race asks for the same cut many times
             self._changes[key] = []
@@ -60,7 +54,7 @@ class UnitRepair:
                 seen = self.seen.layers[reader.module]
                 columns = _columns_left(seen.layer, reader, self.graph.units[unit].width, kept)
                 if columns is not None:
-                    self._changes[key] += self._reader_changes(seen, self._norms[reader.module], columns)
+                    self._changes[key] += reader_changes(seen, self._norms[reader.module], columns)
         with zeroed(self.graph, {unit: kept}), torch.no_grad():
             before = [(tensor, tensor.detach().clone()) for tensor, _ in self._changes[key]]
             try:
@@ -77,7 +71,6 @@ def repair_each(
     graph: ChannelGraph,
     images: Images,
     *,
-    how: str = "solve",
     positions: int = POSITIONS,
     seed: int = 0,
     progress: Progress | bool | None = None,
@@ -89,26 +82,16 @@ def repair_each(
     Args:
         graph: The traced network.
         images: Unlabelled, as for `repair`. They are read once, here.
-        how: solve or bn.
         positions: Positions of a feature map that are taken of an image, at most.
         seed: Chooses them.
         progress: False shows nothing; a function is called with the number of images that were read, and None.
     """
-    _reader_changes(how)  # an unknown one is an error before the pass
     with shown(progress, steps("images")) as report:
         seen = collect_reader_inputs(graph, images, positions=positions, seed=seed, progress=report)
-    if how == "solve":
-        layers = [(name, weights_per_filter(inputs.layer), inputs.rows) for name, inputs in seen.layers.items()]
-        few = [layer for layer in layers if too_few_rows(*layer[1:])]
-        warn_of_few_images(seen.num_images, few, "A larger ridge is used there.")
-    return UnitRepair(how, seen)
-
-
-def _reader_changes(how: str) -> ReaderChanges:
-    changes = REPAIRS.find(how).reader_changes
-    if changes is None:
-        raise RunError(f"repair {how!r} changes nothing, so it cannot be used for units; use solve or bn")
-    return changes
+    layers = [(name, weights_per_filter(inputs.layer), inputs.rows) for name, inputs in seen.layers.items()]
+    few = [layer for layer in layers if too_few_rows(*layer[1:])]
+    warn_of_few_images(seen.num_images, few, "A larger ridge is used there.")
+    return UnitRepair(seen)
 
 
 def _columns_left(layer: Any, reader: Reader, width: int, kept: Sequence[int]) -> Tensor | None:

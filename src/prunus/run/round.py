@@ -235,7 +235,7 @@ class Measurements:
             known = {name: values for name, values in other.scores.values.items() if name in same}
         source = self.unit_repair if from_repair else context.data.score_on
         if known:
-            source = UnitRepair(self.unit_repair.how, replace(self.unit_repair.seen, known=frozenset(known)))
+            source = UnitRepair(replace(self.unit_repair.seen, known=frozenset(known)))
         with generators_kept(seed):  # a loader that shuffles with them gives the same order again
             scores: Scores = score(
                 self.graph,
@@ -252,15 +252,11 @@ class Measurements:
     @cached_property
     def unit_repair(self) -> UnitRepair:
         """Each unit repaired separately: to score channels, and to rank units after their repair."""
-        how = self.context.settings.repair
-        if REPAIRS.find(how).reader_changes is None:  # this repair cannot be applied to one unit
-            how = "solve"
         if self.other is not None and (seen := self.other.unit_repair.seen.of(self.graph)) is not None:
-            return UnitRepair(how, seen)
+            return UnitRepair(seen)
         return repair_each(
             self.graph,
             repair_images(self.context, most=UNIT_IMAGES),
-            how=how,
             seed=self.context.settings.seed,
             progress=lambda done, total: self.context.say(f"{self.label}: score", done, total),
         )
