@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates, check_patterns
 from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.settings import RankSettings
+from prunus.deciding.widths import candidates, check_patterns
 from prunus.zoo.models import create
 from tests.deciding.toys import Mixed, mixed, seeded
 from tests.graph.test_attention import IMAGE, Transformer

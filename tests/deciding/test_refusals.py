@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates, check_patterns
 from prunus.deciding.goal import Budget, Goal, parse_number
 from prunus.deciding.sensitivity import sensitivity
 from prunus.deciding.settings import SPLITS
 from prunus.deciding.splits import SplitInputs, decide, global_ranking, least_error, uniform, uniform_within
+from prunus.deciding.widths import candidates, check_patterns
 from prunus.errors import DataError, DecideError
 from prunus.scoring.scores import Scores
 from prunus.zoo.models import create

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import cost_function
 from prunus.deciding.sensitivity import Sensitivity, sensitivity
 from prunus.deciding.splits import decide
-from prunus.deciding.widths import Cutter, amounts
+from prunus.deciding.widths import Cutter, amounts, candidates
 from prunus.errors import DecideError
 from prunus.util.typed_json import from_data, to_data
 from prunus.zoo.models import create

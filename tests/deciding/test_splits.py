@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import cost_function
 from prunus.deciding.goal import Budget
 from prunus.deciding.sensitivity import Sensitivity, TrialRow, sensitivity
 from prunus.deciding.settings import SPLITS, SplitSettings
 from prunus.deciding.splits import SplitInputs, decide, uniform, uniform_within
-from prunus.deciding.widths import Cutter, WidthLimits, amounts
+from prunus.deciding.widths import Cutter, WidthLimits, amounts, candidates
 from prunus.errors import DecideError
 from prunus.scoring.scores import Scores
 from prunus.zoo.models import create

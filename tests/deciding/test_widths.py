@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import cost_function
-from prunus.deciding.widths import Amount, Cutter, WidthLimits, amounts
+from prunus.deciding.widths import Amount, Cutter, WidthLimits, amounts, candidates
 from prunus.zoo.models import create
 from tests.deciding.toys import Mixed, random_scores, seeded
 

@@ -14,7 +14,7 @@ from prunus.report import network
 from prunus.report.network import NetworkDrawing, block_of, blocks, lay_out, streams
 from prunus.report.read import read_run
 from prunus.report.run_page import render
-from prunus.run.network_shape import Node, network_shape
+from prunus.run.context import Node, network_shape
 from prunus.run.summary import SpeedFigures
 from prunus.zoo.models import create
 from tests.report.runs import Page, read

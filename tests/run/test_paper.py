@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunus import Settings, compress, trace
-from prunus.deciding.candidates import candidates
+from prunus.deciding.widths import candidates
 from prunus.errors import DecideError
 from prunus.run import checkup
 from prunus.run.checkup import Speed

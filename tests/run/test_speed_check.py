@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import prunus as pr
-from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import table_cost
 from prunus.deciding.goal import Budget
 from prunus.deciding.splits import SplitInputs, least_error, lowest_cost
+from prunus.deciding.widths import candidates
 from prunus.errors import DecideError, RunError
 from prunus.report.run_page import write_report
 from prunus.run import speed_check, summary

@@ -12,7 +12,7 @@ import torch
 import prunus as pr
 from prunus.cli.options import settings_from
 from prunus.cli.reproduce import check
-from prunus.deciding.candidates import candidates
+from prunus.deciding.widths import candidates
 from prunus.errors import FileError, RunError
 from prunus.run.settings import Settings, check_settings
 from prunus.studies import recipes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import DataError, RunError
-from prunus.timing.int8 import QuantisedNetwork, one_by_one
+from prunus.timing.onnx_export import QuantisedNetwork, one_by_one
 
 
 def identity(channels: int) -> nn.Conv2d:

@@ -24,8 +24,7 @@ from prunus.cli.options import (
 )
 from prunus.deciding.settings import SPLITS, RankSettings, StreamSettings
 from prunus.errors import ModelError
-from prunus.scoring.metrics import DEFAULT_METRIC, check_metric, metric_option, suited_metric
-from prunus.scoring.settings import ScoreSettings
+from prunus.scoring.metrics import DEFAULT_METRIC, ScoreSettings, check_metric, metric_option, suited_metric
 from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES, default_engine

@@ -69,7 +69,7 @@ def beside_the_paper(
         named: How the network was named.
         user_data: Whether batches come from user-provided loaders.
     """
-    from prunus.deciding.candidates import candidates
+    from prunus.deciding.widths import candidates
     from prunus.run.paper import departures, left_open, option_of, schedule_for
     from prunus.studies.recipes import recipe_for
     from prunus.train.settings import preset_of

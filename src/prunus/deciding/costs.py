@@ -36,7 +36,6 @@ class LayeredCost:
     name: str = "own"
 
     def __call__(self, keep: Mapping[str, Sequence[int]]) -> float:
-        """The cost of the network when units keep these channels."""
         return self.total(keep)
 
 
@@ -57,7 +56,6 @@ class PeakCost:
     name: str = "own"
 
     def __call__(self, keep: Mapping[str, Sequence[int]]) -> float:
-        """The cost of the network when units keep these channels."""
         return float(max(self.sums(keep)))
 
     def largest(self, keep: Mapping[str, Sequence[int]]) -> CostOf:

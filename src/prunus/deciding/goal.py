@@ -75,7 +75,6 @@ class Goal:
 
     @property
     def given(self) -> list[str]:
-        """The names of the goals that are set."""
         return [field.name for field in fields(Goal) if getattr(self, field.name) is not None]
 
     def budget(self, graph: ChannelGraph, table: LatencyTable | None = None) -> Budget:

@@ -112,7 +112,6 @@ def _one_by_one(cutter: Cutter, names: Sequence[str], cost: PeakCost, left: floa
 
 
 def _floors(cutter: Cutter, names: Sequence[str]) -> Kept:
-    """Every unit as narrow as it may be."""
     return {name: cutter.keep(name, cutter.limits.choices(cutter.graph.units[name])[-1]) for name in names}
 
 

@@ -50,7 +50,6 @@ class LayerTerm:
 
     @property
     def units(self) -> list[int]:
-        """The units that the layer depends on."""
         return sorted({*self.inputs, *self.outputs, *self.gone})
 
     def change(self, picks: Mapping[int, Any] | Ints) -> Floats:
@@ -139,7 +138,6 @@ class Problem:
 
     @property
     def nothing(self) -> Ints:
-        """The picks that remove nothing."""
         return np.zeros(len(self.units), dtype=np.int64)
 
     def table(self, first: int, second: int) -> Floats:
@@ -156,7 +154,6 @@ class Problem:
         return cost
 
     def cost(self, picks: Ints) -> float:
-        """The cost of the network at these picks."""
         total = self.start + sum(float(alone[pick]) for alone, pick in zip(self.alone, picks, strict=True))
         total += sum(float(table[picks[first], picks[second]]) for (first, second), table in self.pairs.items())
         for term in self.wide:
@@ -164,7 +161,6 @@ class Problem:
         return total
 
     def error(self, picks: Ints) -> float:
-        """The sum of the units' errors at these picks."""
         return float(sum(unit.errors[pick] for unit, pick in zip(self.units, picks, strict=True)))
 
 

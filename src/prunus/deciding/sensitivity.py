@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunus.deciding.candidates import candidates, check_patterns, scored
 from prunus.deciding.costs import cost_function, name_of, widths_of
 from prunus.deciding.settings import RankSettings
 from prunus.deciding.trials import run_trials
-from prunus.deciding.widths import Cutter, WidthLimits, amounts
+from prunus.deciding.widths import Cutter, WidthLimits, amounts, candidates, check_patterns, scored
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.scoring.scores import Scores
@@ -100,7 +99,6 @@ class Sensitivity:
         return sorted(rows, key=lambda n: (-rows[n].value, rows[n].loss or 0.0, -rows[n].saved, n))
 
     def __repr__(self) -> str:
-        """A short table, the least sensitive units first."""
         title = f"Sensitivity of {len(self.tried)} units ({self.split}, {self.measure} {self.base_value:.4f} before)"
         rows = [
             (name, f"{self.tried[name].channels} of {self.tried[name].width}", f"{self.tried[name].value:.4f}")

@@ -12,13 +12,22 @@ from functools import cached_property
 
 import numpy as np
 
-from prunus.deciding.candidates import candidates, check_patterns, scored
 from prunus.deciding.costs import COSTS, LATENCY, CostOf, cost_function, widths_of
 from prunus.deciding.goal import Budget
 from prunus.deciding.optimiser import keep_within, least_cost
 from prunus.deciding.sensitivity import Sensitivity
 from prunus.deciding.settings import Split, SplitSettings, check_k
-from prunus.deciding.widths import TO_THE_FLOOR, Cutter, Kept, WidthLimits, amounts, floor_of
+from prunus.deciding.widths import (
+    TO_THE_FLOOR,
+    Cutter,
+    Kept,
+    WidthLimits,
+    amounts,
+    candidates,
+    check_patterns,
+    floor_of,
+    scored,
+)
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.plan import Plan
@@ -43,7 +52,6 @@ class SplitInputs:
 
     @cached_property
     def names(self) -> list[str]:
-        """The units that may be pruned."""
         return scored(self.graph, self.scores, candidates(self.graph, self.settings.exclude, self.settings.only))
 
     @cached_property

@@ -187,7 +187,6 @@ class _Runner:
         return list(which)[dist.get_rank() if world > 1 else 0 :: world]
 
     def to_device(self, pair: Pair) -> Pair:
-        """The pair where the network is."""
         return move(pair[0], self._device), to_device(pair[1], self._device)
 
     def run(self, which: Sequence[int], pair: Pair, number: int, step: Step) -> Iterator[tuple[int, Any, Any, int]]:

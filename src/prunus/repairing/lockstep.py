@@ -243,7 +243,6 @@ class Lockstep:
                 self._store, self._at = kept, ends
 
     def close(self) -> None:
-        """Free everything, in memory and on disk."""
         for store in (self._images, self._store):
             if store is not None:
                 store.close()

@@ -75,7 +75,6 @@ class ValueStore:
 
     @property
     def in_memory(self) -> int:
-        """Bytes in memory."""
         return sum(self._sizes)
 
     def add(self, values: Any) -> None:
@@ -105,7 +104,6 @@ class ValueStore:
         return values
 
     def close(self) -> None:
-        """Forget everything."""
         self._entries, self._sizes, self._beside = [], [], None
         if self._file is not None:
             self._file.close()
@@ -118,7 +116,6 @@ class ValueStore:
         return place, len(block), block.dtype
 
     def _unpacked(self, packed: _Packed) -> Any:
-        """New copies of the values."""
         blocks = []
         for block in packed.blocks:
             if isinstance(block, Tensor):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prunus.report.read import FinishedRun
-from prunus.run.network_shape import JOIN, LAYER, Node
+from prunus.run.context import JOIN, LAYER, Node
 from prunus.util.text import big_number, milliseconds, relative_change
 
 FOLD_FROM = 40  # rows; a longer network is folded by block

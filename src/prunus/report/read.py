@@ -15,7 +15,7 @@ from prunus.errors import FileError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
 from prunus.plots.run_pictures import PICTURES, RunPictures, load_pictures
-from prunus.run.context import Baseline
+from prunus.run.context import Baseline, NetworkShape, Node
 from prunus.run.folder import (
     BASE,
     CLASSES,
@@ -28,7 +28,6 @@ from prunus.run.folder import (
     RunFolder,
     parsed,
 )
-from prunus.run.network_shape import NetworkShape, Node
 from prunus.run.qualities import BOXES, CLASSES_FORMAT, PREDICTIONS, ClassTable, Predictions, read_predictions
 from prunus.run.round import Outcome
 from prunus.run.settings import Settings

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.deciding.candidates import candidates
 from prunus.deciding.costs import CostOf, cost_function, table_cost
 from prunus.deciding.settings import TimeSettings
 from prunus.deciding.splits import lowest_cost
+from prunus.deciding.widths import candidates
 from prunus.errors import DataError, DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.units import Streams
@@ -103,7 +103,6 @@ class Checkup:
     seconds: float = 0.0  # that the check took
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
 

@@ -21,19 +21,18 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from prunus.deciding.candidates import check_patterns
 from prunus.deciding.sensitivity import NothingToLoseError
 from prunus.deciding.splits import check_reach
+from prunus.deciding.widths import check_patterns
 from prunus.errors import DataError, DecideError, PlanError, RunError
 from prunus.graph.files import MODEL_FILE, PLAN_FILE, example_of, save
 from prunus.graph.plan import Plan, plans_of, same_origin
 from prunus.graph.traced import check_network
 from prunus.run.checkup import quality_doubts
-from prunus.run.context import Baseline, RunContext, RunData, SharedNetwork, first_image
+from prunus.run.context import Baseline, RunContext, RunData, SharedNetwork, first_image, network_shape
 from prunus.run.first_look import look_first
 from prunus.run.folder import BASE, NETWORK, ROUND_FILE, SUMMARY, TABLE, RunFolder
 from prunus.run.identity import ANSWERS, layers_digest, network_answers
-from prunus.run.network_shape import network_shape
 from prunus.run.paper import DIFFERENCES, differences
 from prunus.run.round import Candidate, Outcome, run_round
 from prunus.run.search import choose
@@ -394,13 +393,11 @@ class Compressed:
         return write_report(self.files, path)
 
     def __repr__(self) -> str:
-        """The result in a line, the goal, and a table of before and after."""
         summary = read_summary(self.summary)
         title = f"{first_line(summary)}\n{summary.goal.text}"
         return short_table(title, ("", "before", "after", ""), headline(summary), most=20)
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
         summary = read_summary(self.summary)
         lead = f"<b>{escape(first_line(summary))}</b><br>{escape(summary.goal.text)}"
         return html_table(lead, [("", "before", "after", ""), *headline(summary)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from prunus.deciding.goal import Budget
@@ -104,7 +104,6 @@ class SharedNetwork:
     _prepared: dict[Any, PreparedModel] = field(default_factory=dict)
 
     def graph(self, streams: Streams) -> ChannelGraph:
-        """The traced network."""
         if streams not in self._graphs:
             self._graphs[streams] = trace(self.original, self.example, streams)
         return self._graphs[streams]
@@ -138,7 +137,6 @@ class RunContext:
 
     @property
     def original(self) -> nn.Module:
-        """The original network."""
         return self.graph.model
 
     @cached_property
@@ -153,7 +151,6 @@ class RunContext:
 
     @cached_property
     def task(self) -> Task:
-        """What the network is for."""
         return task_of(self.settings.task)
 
     @property
@@ -174,7 +171,6 @@ class RunContext:
         return timed or self.budget.met(self.budget.of(self.graph)(plan.keep))
 
     def say(self, phase: str, done: int, total: int | None, note: str = "") -> None:
-        """Report how far a phase is."""
         self.progress(phase, done, total, note)
         self.folder.note_progress(phase, done, total, note)
 
@@ -222,3 +218,49 @@ def _checked(evaluation: Any) -> Evaluation:
     if math.isnan(evaluation.quality):
         raise RunError("the evaluation returned NaN, and decisions cannot be based on it: check your function")
     return evaluation
+
+
+# -- which layer feeds which, for drawings of the network
+
+INPUT, LAYER, JOIN, OUTPUT = "input", "layer", "join", "output"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A layer, or a place where values meet."""
+
+    kind: str
+    name: str
+    sources: tuple[int, ...]  # places of the nodes that it reads
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    nodes: tuple[Node, ...]  # in the order of execution
+
+
+def network_shape(graph: ChannelGraph) -> NetworkShape:
+    """The layers of a network, and where their values meet."""
+    traced = graph.analysis.traced
+    nodes: list[Node] = []
+    origin: dict[fx.Node, int] = {}  # call -> the node that its value comes from
+    for call in traced.graph.nodes:
+        sources = tuple(dict.fromkeys(origin[each] for each in call.all_input_nodes if each in origin))
+        layer = traced.layer_of(call)
+        if call.op == "placeholder":
+            kind, name = INPUT, call.name
+        elif call.op == "output":
+            kind, name = OUTPUT, "output"
+        elif layer in graph.layers:
+            kind, name = LAYER, str(layer)
+        elif len(sources) > 1:  # add, cat, mul: the name of a function or method; the last part of a module's name
+            target = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", str(call.target))
+            name = target.rpartition(".")[2].strip("_")
+            kind, name = JOIN, {"iadd": "add", "imul": "mul", "concat": "cat"}.get(name, name)
+        else:  # a call that only passes a value on
+            if sources:
+                origin[call] = sources[0]
+            continue
+        origin[call] = len(nodes)
+        nodes.append(Node(kind, name, sources))
+    return NetworkShape(tuple(nodes))

@@ -38,8 +38,6 @@ TITLES = ("asked", "measured", "95% interval", "quality", "change", "MACs remove
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One run of a curve."""
-
     asked: float  # speed-up
     ratio: float  # the speed-up that was measured, and the ends of its 95% interval
     low: float
@@ -67,7 +65,6 @@ class Curve:
 
     @property
     def reached(self) -> bool:
-        """Whether every goal was reached."""
         return not self.missed and all(result.reached for result in self.results.values())
 
     @property
@@ -157,14 +154,12 @@ class Curve:
         return plain
 
     def write(self, folder: str | Path) -> None:
-        """Write curve.json, curve.png and curve.svg."""
         from prunus.plots.style import save
 
         write_atomically(Path(folder) / CURVE, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())
         save(self.figure(), folder, PICTURE)
 
     def __repr__(self) -> str:
-        """The title and the table."""
         return short_table(self.title, TITLES, self.rows())
 
     def _repr_html_(self) -> str:

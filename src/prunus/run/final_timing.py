@@ -50,7 +50,6 @@ class EngineSpeed:
 
     @property
     def gain(self) -> Speedup:
-        """The speed-up and its interval."""
         return Speedup(self.ratio, self.low, self.high)
 
     @property
@@ -60,7 +59,6 @@ class EngineSpeed:
 
     @property
     def interval(self) -> str:
-        """The 95% confidence interval, as in 1.49 to 1.55."""
         return f"{self.low:.2f} to {self.high:.2f}"
 
     @property
@@ -78,7 +76,6 @@ class EngineSpeed:
         return f"{self.ratio:.2f}x ({self.interval})" + (", slower" if self.ratio < 1 else "")
 
     def __str__(self) -> str:
-        """The result in words: faster, slower, or no measurable difference."""
         if self.gain.measurable and self.ratio < 1:
             return f"slower in {self.place}: {self.ratio:.2f}x ({self.interval})"
         return f"{self.verdict} in {self.place} ({self.interval})"

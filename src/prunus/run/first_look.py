@@ -111,7 +111,6 @@ class Look:
 
     @property
     def shape(self) -> str:
-        """The shapes of the inputs of one image."""
         return " and ".join(str(list(x.shape[1:])) for x in tree_leaves(self.images) if isinstance(x, Tensor))
 
     def check_runs(self, model: nn.Module, task: Task, train: Look | None) -> None:

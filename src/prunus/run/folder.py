@@ -77,7 +77,6 @@ class ResumableFolder:
 
     @property
     def noun(self) -> str:
-        """run or study."""
         return self.holds.rpartition(" ")[2]
 
     def identity(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,11 +114,9 @@ class ResumableFolder:
             self.write(CONFIG, config)
 
     def has(self, name: str) -> bool:
-        """Whether a file exists."""
         return (self.path / name).exists()
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file."""
         return read_object(self.path / name, f"; the {self.noun} in {self.path} cannot continue without it")
 
     def parse(self, name: str, build: Callable[[dict[str, Any]], T]) -> T:
@@ -128,7 +125,6 @@ class ResumableFolder:
         return parsed(self.path / name, lambda: build(content))
 
     def record(self, name: str, kind: type[T]) -> T:
-        """A dataclass from a JSON file."""
         return self.parse(name, functools.partial(from_data, kind))
 
     def write(self, name: str, content: Any) -> None:
@@ -136,7 +132,6 @@ class ResumableFolder:
         self.write_text(name, f"{json.dumps(to_data(content), indent=2)}\n")
 
     def write_text(self, name: str, content: str) -> None:
-        """Write a file."""
         if self.writes:
             write_atomically(self.path / name, content.encode())
 
@@ -171,7 +166,6 @@ class RunFolder(ResumableFolder):
         return {**config, COMMAND: options, COMMAND_LINE: None}
 
     def round(self, number: int) -> Path:
-        """The folder of a round, counted from 1."""
         return self.path / f"round-{number:02d}"
 
     def in_round(self, number: int, name: str) -> str:
@@ -220,7 +214,6 @@ class RunFolder(ResumableFolder):
             ) from error
 
     def forget(self, folder: Path) -> None:
-        """Remove a folder of intermediate files."""
         if self.writes:
             shutil.rmtree(folder, ignore_errors=True)
 

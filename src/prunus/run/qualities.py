@@ -19,7 +19,7 @@ from prunus.run.round import repair_images
 from prunus.tasks.evaluate import ClassFigures, Evaluation, evaluate_by_class
 from prunus.tasks.paired import ByImage, ImageValues
 from prunus.timing.engines import ENGINES, NUM_CALIBRATION
-from prunus.timing.int8 import QuantisedNetwork, one_by_one
+from prunus.timing.onnx_export import QuantisedNetwork, one_by_one
 from prunus.util.files import write_atomically
 from prunus.util.typed_json import to_data
 from prunus.util.user_code import failure
@@ -31,8 +31,6 @@ TestFigures = tuple[Evaluation, ClassFigures | None, ImageValues | None]  # of a
 
 @dataclass(frozen=True)
 class ClassSide:
-    """Figures of the classes, before or after."""
-
     values: tuple[float | None, ...]  # None for a class that does not occur
     confused: tuple[tuple[int, int, int], ...] | None  # class, what it was taken for, how often; the most frequent
     complete: bool  # whether `confused` lists all pairs
@@ -51,7 +49,6 @@ class ClassTable:
     after: ClassSide
 
     def __post_init__(self) -> None:
-        """Refuse a file whose lists do not fit."""
         for side in (self.before, self.after):
             if len(side.values) != len(self.sizes):
                 raise ValueError(f"{len(side.values)} values for {len(self.sizes)} classes")
@@ -62,7 +59,6 @@ class ClassTable:
         return [place for _, place in sorted(known)]
 
     def name(self, number: int) -> str:
-        """The name of a class, or its number."""
         return f"class {number}" if self.names is None else self.names[number]
 
 

@@ -89,7 +89,6 @@ class PhaseClock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Add the time of a block to the phase."""
         start = time.perf_counter()
         self._inner.append(0.0)
         try:
@@ -201,17 +200,14 @@ class Measurements:
 
     @property
     def place(self) -> str:
-        """The folder of what is measured, relative to the run's."""
         return self.context.folder.in_round(self.number, self.trial).rstrip("/")
 
     @property
     def label(self) -> str:
-        """For people who wait."""
         return f"round {self.number}" + (f", {self.trial} streams" if self.trial else "")
 
     @cached_property
     def scores(self) -> Scores:
-        """Of all channels."""
         context, place = self.context, self.place
         folder = context.folder.path / place
         if (folder / "scores.json").exists():

@@ -12,9 +12,9 @@ import logging
 import math
 from dataclasses import dataclass, replace
 
-from prunus.deciding.candidates import candidates
 from prunus.deciding.goal import Budget
 from prunus.deciding.splits import lowest_cost, removes_blocks
+from prunus.deciding.widths import candidates
 from prunus.errors import DecideError
 from prunus.graph.files import PLAN_FILE
 from prunus.graph.plan import Plan
@@ -71,11 +71,9 @@ class Search:
 
     @property
     def result(self) -> Point | None:
-        """The point that was chosen."""
         return None if self.chosen is None else self.points[self.chosen]
 
     def allows(self, point: Point) -> bool:
-        """Whether a point loses no more than max_drop."""
         return point.drop is not None and within(point.drop, self.max_drop)
 
     def nearly_allows(self, point: Point) -> bool:
@@ -263,7 +261,6 @@ class Tries:
         return best
 
     def timed(self, place: int) -> Speedup:
-        """The measured speed-up of a point."""
         point = self.search.points[place]
         if point.measured is not None:
             return point.measured
@@ -284,7 +281,6 @@ class Tries:
         return self.candidates[place]
 
     def forget_all_but(self, place: int) -> None:
-        """Free the memory of networks that will not be the result."""
         self.candidates = {each: network for each, network in self.candidates.items() if each == place}
 
     # -- the result

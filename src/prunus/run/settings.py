@@ -339,8 +339,8 @@ def split_for_solve(settings: Settings, graph: ChannelGraph, table: LatencyTable
     rebuilt from their neighbours, channels that readers of a stream drop, much less. Explicit choices of the user are
     respected.
     """
-    from prunus.deciding.candidates import candidates
     from prunus.deciding.splits import check_reach
+    from prunus.deciding.widths import candidates
 
     given = settings.only or settings.rounds or settings.ratio or settings.split
     if settings.repair != "solve" or given or ranking_settings(settings):

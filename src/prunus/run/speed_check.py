@@ -53,7 +53,6 @@ class Check:
 
     @property
     def latest(self) -> Speedup:
-        """What was measured last."""
         return self.again or self.measured
 
 

@@ -188,7 +188,6 @@ def summarise(
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that the figures depend on."""
     return {"prunus": version("prunus"), "python": platform.python_version(), "torch": torch.__version__}
 
 
@@ -230,7 +229,6 @@ class Beginning:
 
     @classmethod
     def of_run(cls, folder: Path) -> Beginning | None:
-        """The beginning of a run that goes on from the one in `folder`; None if that has no summary."""
         if not (folder / SUMMARY).exists():
             return None
         summary = read_record(folder / SUMMARY, Summary, FORMAT, VERSION)
@@ -365,12 +363,10 @@ def reported(before: QualityFigures, after: QualityFigures) -> tuple[str, Evalua
 
 
 def removes_anything(summary: Summary) -> bool:
-    """Whether the network lost any channel."""
     return any(unit.kept < unit.width for unit in summary.units.values())
 
 
 def read_summary(record: Mapping[str, Any]) -> Summary:
-    """The summary of what summary.json holds."""
     return from_data(Summary, {key: value for key, value in record.items() if key not in ("format", "version")})
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunus.errors import ScoreError
-from prunus.scoring.metrics import METRICS, UNMERGED, Metric, function_metric, misfit
-from prunus.scoring.settings import TAPS, Where
+from prunus.scoring.metrics import METRICS, TAPS, UNMERGED, Metric, Where, function_metric, misfit
 from prunus.tasks import Task, task_of
 from prunus.util.processes import processes
 from prunus.util.registry import guessed

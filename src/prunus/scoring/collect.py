@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from prunus.errors import DataError, ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.units import Indices, Reader
+from prunus.scoring.metrics import Where
 from prunus.scoring.moments import (
     Accumulator,
     ClassMoments,
@@ -27,7 +28,6 @@ from prunus.scoring.moments import (
     to_image_sums,
 )
 from prunus.scoring.passes import sampled, walk
-from prunus.scoring.settings import Where
 from prunus.scoring.taps import Taps, gather, locate_taps, merged, watched
 from prunus.tasks import Task, task_of
 from prunus.util.batches import Batches
@@ -160,7 +160,6 @@ class Members:
 
     @property
     def count(self) -> int:
-        """Number of images in the batch."""
         return self.weights.shape[1]
 
     def sums_of_images(self, images: ImageSums) -> ClassSums:
@@ -224,7 +223,6 @@ class _Gatherer:
         self._moments: Accumulator | None = None
 
     def before(self, labels: Any, _count: int) -> None:
-        """The labels of the batch that runs next."""
         self._members = Members.of(self._classes(labels)) if self._by_task else None
         self._count = None if self._members is None else self._members.count
 

@@ -133,7 +133,6 @@ class KeptRows:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return sum(len(x) for x, _ in self._parts)
 
     @property
@@ -147,7 +146,6 @@ class KeptRows:
         return cat([y for _, y in self._parts]).transpose(0, 1).double()
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Add rows. The axes of x after the second one are flattened."""
         self._parts.append((_on_cpu(x).flatten(2), _on_cpu(y)))
 
     def __add__(self, other: KeptRows) -> KeptRows:
@@ -161,7 +159,6 @@ class KeptRows:
         return sums
 
     def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> KeptRows:
-        """The rows of x at `columns` [groups, m] and of y = weight x + bias. Any y added before is ignored."""
         parts = []
         for x, _ in self._parts:  # [rows, groups, n]
             few = x.gather(2, columns.expand(len(x), -1, -1))
@@ -169,7 +166,6 @@ class KeptRows:
         return KeptRows(parts)
 
     def covariance(self, group: int) -> Tensor:
-        """Covariance of x in one group: [n, n]."""
         x = cat([x[:, group] for x, _ in self._parts])  # [rows, n]
         x = (x - x.mean(0)).unsqueeze(0)
         products = zeros(1, x.shape[2], x.shape[2], dtype=float64, device=x.device)
@@ -178,15 +174,12 @@ class KeptRows:
         return products[0] / x.shape[1] - rest[:, None] * rest
 
     def variances(self, group: int) -> Tensor:
-        """Variances of x in one group: [n]."""
         return cat([x[:, group] for x, _ in self._parts]).double().var(0, correction=0)
 
     def means(self, group: int) -> Tensor:
-        """Means of x in one group: [n]."""
         return cat([x[:, group] for x, _ in self._parts]).double().mean(0)
 
     def output_moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y: [groups, o] each."""
         return self.y.mean(1), self.y.var(1, correction=0)
 
 
@@ -213,7 +206,6 @@ class SplitRows:
 
     @property
     def rows(self) -> int:
-        """Number of rows in all."""
         return self.fitted.rows + self.held_out.rows
 
     @cached_property

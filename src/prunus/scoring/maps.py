@@ -17,8 +17,8 @@ from prunus.graph.traced import as_call
 from prunus.graph.units import Indices
 from prunus.scoring.collect import usable_classes
 from prunus.scoring.evidence import Maps
+from prunus.scoring.metrics import GIB, Where
 from prunus.scoring.passes import Sample, walk
-from prunus.scoring.settings import GIB, Where
 from prunus.scoring.taps import Slot, TapLocations, activation_name, gather, locate_taps, merged, watched
 from prunus.tasks import Task
 from prunus.util.batches import Batches

@@ -177,7 +177,6 @@ class ClassMoments:
 
     @property
     def channels(self) -> int:
-        """Number of channels."""
         return self.mean.shape[1]
 
     @property
@@ -208,7 +207,6 @@ class ClassMoments:
         return ClassMoments(_others(self.num_images), count, grand + shift, _others(self.m2) + spread.clamp(min=0))
 
     def select(self, channels: Tensor) -> ClassMoments:
-        """The moments of some of the channels."""
         return replace(self, mean=self.mean[:, channels], m2=self.m2[:, channels])
 
 
@@ -228,7 +226,6 @@ class LabelMoments(ClassMoments):
 
     @cached_property
     def rest(self) -> ClassMoments:
-        """For each label the moments of the images without it."""
         return self.without
 
     def total(self) -> Triple:
@@ -237,7 +234,6 @@ class LabelMoments(ClassMoments):
         return combine(mine, rest)
 
     def select(self, channels: Tensor) -> LabelMoments:
-        """The moments of some of the channels."""
         without = self.without.select(channels)
         return replace(self, mean=self.mean[:, channels], m2=self.m2[:, channels], without=without)
 
@@ -277,7 +273,6 @@ class Accumulator:
 
     @property
     def num_images(self) -> Tensor:
-        """[K] number of images of each class so far."""
         return self._images.clone()
 
     def place(self, column: int) -> tuple[int, int]:

@@ -39,8 +39,6 @@ WIDEST = 5000  # inputs of a wider reader are treated as uncorrelated: their cov
 
 
 class LayerInputs(SplitRows):
-    """Inputs of one layer."""
-
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
@@ -191,12 +189,10 @@ def collect_reader_inputs(
 
 
 def weights_per_filter(layer: Any) -> int:
-    """Number of weights of one filter."""
     return int(rows_of_weight(layer).shape[2])
 
 
 def input_width(layer: Any) -> int:
-    """Size of a layer's input-channel axis."""
     return int(getattr(layer, "in_channels", getattr(layer, "in_features", 0)))
 
 

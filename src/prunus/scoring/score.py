@@ -20,11 +20,10 @@ from prunus.scoring.collect import Statistics, collect
 from prunus.scoring.evidence import Channels, Filters, UnitWidth, filters, reader_norms, scales
 from prunus.scoring.gradients import collect_discrimination, collect_gradients, collect_importance
 from prunus.scoring.maps import collect_maps
-from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, check_fits
+from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, ScoreSettings, Where, check_fits
 from prunus.scoring.passes import CHUNK, Sample
 from prunus.scoring.reader_inputs import HasSeenInputs, SeenInputs, collect_reader_inputs, contributions
 from prunus.scoring.scores import Scores
-from prunus.scoring.settings import ScoreSettings, Where
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
 from prunus.util.batches import Batches
@@ -167,7 +166,6 @@ def _gather(
     metrics: Sequence[ChosenMetric],
     progress: Progress,
 ) -> _Evidence:
-    """The evidence of metrics that share a pass."""
     need, tap, task = metrics[0].metric.needs, metrics[0].tap, task_of(settings.task)
     names = ", ".join(one.name for one in metrics)
     reads = need in ("reader_inputs", "contributions")

@@ -49,7 +49,6 @@ class Scores:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """A short table: lowest, median and highest score of the first units."""
         images = f", {self.num_images:,} images" if self.num_images else ""
         rows = [
             [unit, str(len(vector)), *(f"{figure(vector):.4g}" for figure in (np.min, np.median, np.max))]
@@ -108,7 +107,6 @@ def save_scores(scores: Mapping[str, Scores], folder: str | Path) -> None:
 
 
 def load_scores(folder: str | Path) -> dict[str, Scores]:
-    """Read back what `save_scores` wrote."""
     folder = Path(folder)
     record = read_record(folder / "scores.json", _ScoresRecord, FORMAT, VERSION)
     try:

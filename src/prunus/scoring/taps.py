@@ -19,7 +19,7 @@ from prunus.errors import ScoreError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.traced import as_call
 from prunus.graph.units import Indices, Reader
-from prunus.scoring.settings import Where
+from prunus.scoring.metrics import Where
 from prunus.util.state import evaluating, generators_kept, nothing_compiled
 
 logger = logging.getLogger(__name__)
@@ -57,12 +57,10 @@ class TapLocations:
 
     @property
     def taps(self) -> Taps:
-        """All taps by name."""
         return {**self.readers, **{activation_name(call): slots for call, slots in self.activations.items()}}
 
 
 def activation_name(call: int) -> str:
-    """The name of a tap in front of an activation."""
     return f"activation {call}"
 
 
@@ -237,7 +235,6 @@ class _Activations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._origins: dict[int, tuple[Tensor, Origin]] = {}
 
     def restart(self, *_: Any) -> None:
-        """Start counting again, for a new forward pass."""
         self._calls = 0
 
     def origin(self, x: Any) -> Origin | None:

@@ -21,9 +21,8 @@ from prunus.tasks.evaluate import Evaluation, evaluate, unpack_for
 from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES, NUM_CALIBRATION, require
 from prunus.timing.engines.onnxruntime import quantise
-from prunus.timing.int8 import one_by_one
 from prunus.timing.latency import Speedup, latency, repeated, speedup
-from prunus.timing.onnx_export import PACKAGES, OnnxFile, export_onnx
+from prunus.timing.onnx_export import PACKAGES, OnnxFile, export_onnx, one_by_one
 from prunus.util.batches import Batches, check_batches
 from prunus.util.files import atomic
 from prunus.util.progress import PhaseProgress, phases, shown

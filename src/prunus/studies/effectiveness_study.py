@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from prunus.deciding.candidates import candidates
 from prunus.deciding.splits import uniform
+from prunus.deciding.widths import candidates
 from prunus.errors import DecideError
 from prunus.graph.channel_graph import ChannelGraph, trace
 from prunus.graph.plan import Plan

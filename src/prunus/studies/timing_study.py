@@ -22,9 +22,8 @@ from prunus.scoring.choice import choose_metrics
 from prunus.scoring.collect import class_moments
 from prunus.scoring.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
 from prunus.scoring.maps import collect_maps
-from prunus.scoring.metrics import metric_of
+from prunus.scoring.metrics import GIB, metric_of
 from prunus.scoring.passes import Sample
-from prunus.scoring.settings import GIB
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.settings import TimingSettings
 from prunus.tasks import task_of

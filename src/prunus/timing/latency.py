@@ -50,7 +50,6 @@ class Timing:
 
     @property
     def images_per_second(self) -> float:
-        """Throughput at the median."""
         return self.batch_size / self.median
 
 
@@ -243,11 +242,9 @@ class Speedup:
 
     @property
     def measurable(self) -> bool:
-        """Whether the interval excludes 1."""
         return self.low > 1 or self.high < 1
 
     def __str__(self) -> str:
-        """1.52x (1.40 to 1.66), or that no difference can be measured."""
         if not self.measurable:
             return NO_DIFFERENCE
         return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"

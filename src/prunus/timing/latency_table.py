@@ -130,11 +130,9 @@ class LayerTimes:
 
     @property
     def grid(self) -> npt.NDArray[np.float64]:
-        """Seconds [inputs, outputs]."""
         return np.array(self.seconds)
 
     def scaled(self, factor: float) -> LayerTimes:
-        """All times multiplied by a factor."""
         selecting = tuple(factor * second for second in self.selecting)
         return replace(self, seconds=rows_of(factor * self.grid), selecting=selecting)
 
@@ -150,7 +148,6 @@ class LayerTimes:
 
 
 def rows_of(grid: npt.NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
-    """A grid as tuples of its rows."""
     return tuple(map(tuple, grid.tolist()))
 
 
@@ -280,7 +277,6 @@ class LatencyTable:
             raise RunError(f"{where}the latency table is of another network: {wrong[0]}; {_REMEDY}")
 
     def save(self, path: str | Path) -> None:
-        """Write the table to a file, whole or not at all."""
         write_record(Path(path), self, FORMAT, VERSION)
 
     @classmethod
@@ -304,7 +300,6 @@ def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:
 
 
 def kinds_of(graph: ChannelGraph) -> dict[str, tuple[str, ...]]:
-    """Layer -> the kind of each of its calls."""
     kinds: dict[str, tuple[str, ...]] = {}
     for block in find_blocks(graph):
         kinds[block.layer] = (*kinds.get(block.layer, ()), block.kind)
@@ -343,7 +338,6 @@ class TimingCache:
         return cache
 
     def save(self) -> None:
-        """Keep the timings, whole or not at all."""
         write_record(self.path(self.setting), self, CACHE_FORMAT, VERSION)
 
 

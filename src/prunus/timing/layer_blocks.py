@@ -50,7 +50,6 @@ class Block:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Numbers of inputs and outputs."""
         layer = self.modules[0]
         names = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
         return int(getattr(layer, names[0])), int(getattr(layer, names[1]))
@@ -62,7 +61,6 @@ class Block:
 
     @property
     def depthwise(self) -> bool:
-        """Whether outputs follow from inputs."""
         return is_depthwise(self.modules[0])
 
     @property
@@ -213,7 +211,6 @@ class OnnxGraph:
         self.end = name
 
     def constant(self, values: npt.NDArray[Any]) -> str:
-        """A weight."""
         from onnx import numpy_helper
 
         name = f"w{len(self._weights)}"

@@ -217,7 +217,6 @@ class Grid:
 
     @property
     def points(self) -> list[tuple[int, int]]:
-        """The pairs of widths to time."""
         return pairs_to_time(self.inputs, self.outputs)
 
     @property

@@ -8,10 +8,11 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from prunus.errors import DataError, FileError, ModelError
+from prunus.errors import DataError, FileError, ModelError, RunError
 from prunus.graph.branches import has_absent, plain_network
 from prunus.graph.compare import distance
 from prunus.graph.record import trace_calls
 from prunus.graph.runner import copied
 from prunus.graph.selection import with_convolutions
 from prunus.graph.traced import Example, as_call
-from prunus.timing.engines import SelectionForm, require
-from prunus.util.batches import call, device_of, to_device
+from prunus.timing.engines import ENGINES, NUM_CALIBRATION, SelectionForm, require
+from prunus.util.batches import call, count_images, device_of, to_device
 from prunus.util.state import evaluating, generators_kept, module_state_kept
 
 logger = logging.getLogger(__name__)
@@ -249,7 +250,6 @@ def inputs_of(batch: Any, names: list[str]) -> list[Any]:
 
 
 def run_session(session: Any, batch: Any) -> list[Any]:
-    """The outputs of an onnxruntime session for a batch."""
     names = [given.name for given in session.get_inputs()]
     outputs: list[Any] = session.run(None, dict(zip(names, inputs_of(batch, names), strict=True)))
     return outputs
@@ -340,3 +340,46 @@ class OnnxFile(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(run_session(self.session, images)[0]))
+
+
+# -- 8-bit integers
+
+
+def one_by_one(batches: Iterable[Any], most: int = NUM_CALIBRATION) -> Iterator[Any]:
+    """The first images of batches of inputs, each as a batch of one."""
+
+    def images() -> Iterator[Any]:
+        for batch in batches:
+            for n in range(count_images(batch)):
+                yield tree_map(lambda x, n=n: x[n : n + 1] if isinstance(x, Tensor) and x.ndim else x, batch)
+
+    return islice(images(), most)
+
+
+class QuantisedNetwork(nn.Module):
+    """A network in 8-bit integers: calling it runs the engine. Its outputs have the structure of the network's.
+
+    Args:
+        model: The network in 32-bit numbers. It is not changed.
+        example: An input of it.
+        engine: The name of an engine that computes in integers.
+        images: Inputs of one image each, on which the ranges of activations are measured.
+        threads: Number of CPU threads.
+    """
+
+    def __init__(self, model: nn.Module, example: Any, engine: str, images: Iterable[Any], threads: int = 1) -> None:
+        super().__init__()
+        found = ENGINES.find(engine)
+        found.check_installed()
+        if found.quantise is None:
+            raise RunError(f"the engine {engine} computes in 32-bit numbers")
+        with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad():
+            content = found.quantise(exported(model, example, found.selection), images)
+            leaves, self._structure = tree_flatten(call(model, example))
+        self._given = [leaf is not None for leaf in leaves]  # ONNX has no None
+        self.prepared = found.open(content, threads)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        values = iter(self.prepared(kwargs or args))
+        leaves = [torch.from_numpy(np.array(next(values))) if given else None for given in self._given]
+        return tree_unflatten(leaves, self._structure)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prunus.errors import ScoreError
 from prunus.tasks import Task, task_of
-from prunus.util.options import option
+from prunus.tasks.quality import task_option
+from prunus.util.options import maps_memory, option
 from prunus.util.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -175,3 +176,38 @@ def bibtex(metrics: Iterable[str]) -> str:
         short = METRICS.split_options(name)[0]
         keys += METRICS[short].cites if short in METRICS else metric_of(name).cites
     return "\n\n".join(references()[key] for key in dict.fromkeys(keys)) + "\n"
+
+
+# -- settings
+
+GIB = 1 << 30
+TAPS = ("reader", "before_activation")
+Where = Literal["reader", "before_activation"]
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """The images that scores are computed on, and the tensors that are scored.
+
+    Metrics that need whole feature maps (di, mmd, hrank, chip), the readers' inputs (rebuilt, thinet, cp) or more than
+    one pass (nisp, dcp) use at most `num_map_images` images, because each image costs them time or memory.
+    """
+
+    num_images: int | None = option(
+        None, "Number of images to score on, a stratified sample; all by default", group="Scoring", least=1
+    )
+    tap: Where = option(
+        "reader", "Tensor to score: the readers' input (reader) or before_activation", group="Scoring", choices=TAPS
+    )
+    num_map_images: int | None = option(
+        2000, "Number of images for metrics that need more than moments of activations", group="Scoring", least=1
+    )
+    memory: str = option("2G", "Memory for whole feature maps, such as 4G", group="Scoring", valid=maps_memory)
+    seed: int | None = option(None, "Seed of the sample; a new sample each time if None", hidden=True)
+    task: str | Task | None = task_option("Scoring")
+
+    @property
+    def sample_size(self) -> int | None:
+        """Number of images for metrics for which an image is costly; None: all."""
+        limits = [limit for limit in (self.num_images, self.num_map_images) if limit is not None]
+        return min(limits, default=None)

@@ -30,7 +30,6 @@ class PreparedModel:
     specialize: Callable[[Any], object] = lambda batch: None  # to be called once for each batch size
 
     def __call__(self, batch: Any) -> Any:
-        """The network's output for a batch."""
         return self.run(batch)
 
 
@@ -100,7 +99,6 @@ class Engine(Entry):
 
     @property
     def is_installed(self) -> bool:
-        """Whether the packages that the engine needs are there."""
         return all(find_spec(package) is not None for package in self.requires)
 
     @property
