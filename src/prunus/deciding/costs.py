@@ -43,9 +43,6 @@ class LayeredCost:
 class PeakCost:
     """A cost that is the largest of several sums, such as the memory at each call of a network. It is a `CostOf`.
 
-    The optimiser lowers the largest sum to the budget, then the one that is the largest by then, until all are within
-    it: what a unit has lost for an earlier sum costs no further error.
-
     Attributes:
         sums: Kept channels -> each of the sums.
         one: (number of a sum, kept channels) -> that sum.

@@ -78,12 +78,7 @@ class Goal:
         return [field.name for field in fields(Goal) if getattr(self, field.name) is not None]
 
     def budget(self, graph: ChannelGraph, table: LatencyTable | None = None) -> Budget:
-        """The goal in numbers for a network. A goal that the network already meets is an error.
-
-        Args:
-            graph: The traced network.
-            table: Seconds of its layers, which a latency target needs.
-        """
+        """The goal in numbers for a network; a latency target needs a table. A goal that is met already is an error."""
         given = [name for name in self.given if name != "max_drop"]
         if len(given) > 1:
             raise DecideError(f"give one goal, not {len(given)}: {', '.join(given)}")

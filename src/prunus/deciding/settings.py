@@ -162,10 +162,7 @@ def ranking_settings(settings: SplitSettings) -> list[str]:
 
 
 def check_split(settings: SplitSettings, *, by_share: bool = False) -> None:
-    """Raise DecideError if settings about ranking are given and nothing is ranked.
-
-    by_share: the goal is a share of every unit, so that no split is needed.
-    """
+    """Raise DecideError if settings about ranking are given and nothing is ranked, as for a share of every unit."""
     if settings.whole_steps and settings.rounds is not None:
         raise DecideError("a number of rounds meets the goal exactly: leave out rounds, or whole_steps")
     given = ranking_settings(settings)

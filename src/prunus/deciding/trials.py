@@ -51,12 +51,8 @@ def race(
     Args:
         base: The whole network's value on each image; units are compared with it.
         order: The images, the most informative first.
-        ask: Gives the values of units on images; images are in ascending order.
-        units: Number of units.
-        k: How many of the best units to find.
-        confidence: With this probability, the k units found ...
-        tolerance: ... are in the mean within this of the true k best.
-        seed: Of the random draws.
+        ask: Gives the values of units on images, which are in ascending order.
+        confidence: With this probability, the k units found are in the mean within `tolerance` of the true k best.
 
     Returns:
         Each unit's mean value over all images, extrapolated if it has not seen all of them, and how many it has seen.

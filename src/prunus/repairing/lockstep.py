@@ -195,7 +195,6 @@ class Lockstep:
 
         Args:
             order: All calls.
-            stops: The calls to stop in front of.
             ahead: Stop -> the last call that the original network makes before the pruned one stops in front of it.
             reserve: Bytes that the caller needs at a stop.
             images: How many of the images each stop needs at least; all by default.

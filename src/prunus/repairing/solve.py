@@ -91,19 +91,14 @@ def run(
     will really see.
 
     Args:
-        graph: The graph of the original network.
-        plan: Which channels are kept.
-        images: Unlabelled images to fit on.
         layers: Which layers to solve. "changed": every layer after a cut, which also corrects errors that earlier
             layers could not. "cut": only layers that lost inputs; faster, and the other weights stay the original's.
         ridge: Weight of the penalty, relative to the Gram matrix's mean diagonal; chosen on held-out images if None.
         positions: Number of output positions of each image to fit on, drawn at random from `seed`.
         memory: How much the process may take, such as "4G"; half of the machine's by default. If the values of all
             images do not fit, they are kept in half precision and partly in a temporary file, or computed again.
-        on_layer: Called for each solved layer with its name, its error before and its error after. An error is the mean
-            squared difference to the target, relative to each output's variance, as a mean over outputs.
-        seed: See `positions`.
-        progress: Called with the layers done and the number of layers.
+        on_layer: Called for each solved layer with its name, its error before and its error after: the mean squared
+            difference to the target, relative to each output's variance, as a mean over outputs.
     """
     settings = SolveSettings(layers, ridge, positions, seed)
     check(settings, RunError)

@@ -134,14 +134,9 @@ def checkup(
     """Look at a network, and at its images if there are some.
 
     Args:
-        model: The network.
-        example: An input of the network, one image.
-        data: The images.
+        example: One image.
         trained: Whether the network has weights. If not, its quality is not measured.
-        task: What the network is for.
-        streams: How channels that go through additions are treated; see `prunus.trace`.
         timed_in: Time the layers there, unless they are in the user's cache, and tell the fastest speed-up.
-        progress: False shows nothing; a function is called with each report. By default a bar after two seconds.
     """
     started, device, task = time.perf_counter(), device_of(model), task_of(task)
     on_device = to_device(example, device)
@@ -248,10 +243,7 @@ def shapes_of(example: Any) -> str:
 
 
 def some(data: CheckedData, part: str, count: int, task: Task) -> Batches:
-    """About `count` images of a part: a sample of a data set by name, and otherwise the first batches.
-
-    To sample user-provided batches, all of them would have to be read.
-    """
+    """About `count` images: a sample of a data set by name, or the first batches of others, which would all have to be read."""
     if isinstance(data, ImageData):
         return data.loader(cast("Part", part), min(count, BATCH) if part == "holdout" else count, limit=count)
     batches, read = [], 0

@@ -32,7 +32,7 @@ from prunus.run.checkup import quality_doubts
 from prunus.run.context import Baseline, RunContext, RunData, SharedNetwork, first_image, network_shape
 from prunus.run.first_look import look_first
 from prunus.run.folder import BASE, NETWORK, ROUND_FILE, SUMMARY, TABLE, RunFolder
-from prunus.run.identity import ANSWERS, layers_digest, network_answers
+from prunus.run.identity import network_digest
 from prunus.run.paper import DIFFERENCES, differences
 from prunus.run.round import Candidate, Outcome, run_round
 from prunus.run.search import choose
@@ -205,9 +205,8 @@ def run(
         config = {
             "settings": settings.to_dict(),
             "fingerprint": graph.fingerprint,
-            "original": layers_digest(graph) if earlier is None else earlier.fingerprint,
+            "original": network_digest(graph) if earlier is None else earlier.fingerprint,
             "weights": digest(graph.model),
-            ANSWERS: network_answers(graph.model, graph.example) if folder.writes else None,
             **folder.about,
         }
         folder.begin(config, vars(data))

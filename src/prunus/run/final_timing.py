@@ -102,16 +102,11 @@ def time_in_engines(
     seconds: float = SECONDS,
     progress: Progress = lambda done, total: None,
 ) -> tuple[tuple[EngineSpeed, ...], tuple[str, ...]]:
-    """Time two networks in turns: in `engine` at `batch` first, then at batch 1 and in other installed engines.
+    """Time two networks in turns: in `engine` at `batch`; if `others`, at batch 1 and in other installed engines too.
 
     The first row is always measured, with six turns at least. Other rows are left out when the time is over. Engines
     that take long to prepare a network are used only if they are asked for. On one thread, processor time is measured.
-
-    Args:
-        others: Also the rows that were not asked for.
-        ready: Engine -> the two networks, where they are prepared already.
-        seconds: How long all of it may take.
-        progress: Called with the rows done and their number.
+    `ready` has the two networks of an engine where they are prepared already.
 
     Returns:
         The rows, and sentences about those that are missing.

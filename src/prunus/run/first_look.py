@@ -31,10 +31,8 @@ logger = logging.getLogger(__name__)
 def look_first(model: nn.Module, data: RunData, settings: Settings) -> Settings:
     """The settings, whose task is agreement with `model` if the held-out images have no labels.
 
-    Raises:
-        ModelError: A weight is NaN or infinite.
-        DataError: A loader cannot be read, can be read only once, has images that the network does not take, or labels
-            that do not fit. The message says which loader it is.
+    ModelError if a weight is NaN or infinite. DataError, which names the loader, if one cannot be read, has images that
+    the network does not take, or labels that do not fit.
     """
     return all_or_none(lambda: _look(model, data, settings))
 

@@ -84,14 +84,9 @@ class ResumableFolder:
         return config
 
     def begin(self, config: Mapping[str, Any], loaders: Loaders | None = None) -> None:
-        """Begin here, or continue the same work. A folder that holds anything else is not touched.
+        """Begin here, or continue the same work, of which config.json says the same of the same `loaders`.
 
-        Args:
-            config: What config.json will say.
-            loaders: The images that the work reads. What they are is written to config.json and compared as well.
-
-        Raises:
-            RunError: The folder holds something else, or the same work of another network, data or settings.
+        RunError if the folder holds anything else; it is not touched then.
         """
         all_or_none(lambda: self._begin(config, loaders) if self.writes else None)
 

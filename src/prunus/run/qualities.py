@@ -117,13 +117,7 @@ NOTES = "prunus"  # key in the metadata of the tensors
 
 @dataclass(frozen=True)
 class Predictions:
-    """The values of some networks on the same images.
-
-    Attributes:
-        of: Name of a network ("before", "after") -> what each image adds to its quality.
-        part: The images: test or holdout.
-        quality: The quality's name.
-    """
+    """What each image adds to the quality of some networks ("before", "after")."""
 
     of: Mapping[str, ImageValues]
     part: str
@@ -131,10 +125,7 @@ class Predictions:
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Write a safetensors file: a tensor for each network, with a byte for each image where answers are right or wrong.
-
-    Its metadata are the part, the name of the quality and a digest of the labels.
-    """
+    """Write a safetensors file: a tensor for each network, with a byte for each image if answers are right or wrong."""
     labels = {name: each.labels for name, each in predictions.of.items()}
     notes = {"part": predictions.part, "quality": predictions.quality, "labels": labels}
     tensors = {name: each.values.contiguous() for name, each in predictions.of.items()}

@@ -325,12 +325,8 @@ def make_candidate(
 ) -> Candidate:
     """The network for one budget, or for a share of every unit: pruned, repaired and evaluated.
 
-    Args:
-        so_far: The plan that leads to the measured network; None for the original one.
-        ratio: The share; that of the settings if it is not given.
-        timed: Whether a latency target is timed, or the table alone decides.
-        step: Widths are multiples of it; None: as the settings say.
-        plan: If it is known already.
+    `so_far` leads to the measured network. A latency target is `timed`, or the table alone decides. Widths are
+    multiples of `step`, or as the settings say. A `plan` that is known already is not made again.
     """
     context, settings, scores, check = measured.context, measured.context.settings, measured.scores, None
     if plan is None:

@@ -235,8 +235,7 @@ def within(drop: float, max_drop: float | None) -> bool:
 def with_goal(settings: Settings) -> Settings:
     """Settings with a goal: without one, the fastest network that loses at most one point.
 
-    Raises:
-        DecideError: There is no goal, and the quality is not in per cent: what a point of it means is not known.
+    DecideError if the quality is not in per cent: what a point of it means is not known.
     """
     if settings.given:
         return settings
@@ -251,11 +250,7 @@ def with_goal(settings: Settings) -> Settings:
 
 
 def goals_of(settings: Settings, speedups: Sequence[float]) -> list[Settings]:
-    """Settings for each speed-up, in ascending order.
-
-    Raises:
-        DecideError: A speed-up is no number above 1, there is none, or the settings have a goal of their own.
-    """
+    """Settings for each speed-up, in ascending order."""
     other = next(iter(settings.given), None)
     if other is not None:
         raise DecideError(f"the goals of a curve are its speed-ups: leave {other} out")
@@ -275,11 +270,7 @@ def fill_defaults(
 
     If a solve repairs, the cut is split by the errors that it cannot undo, and so it is for a latency target. If
     nothing follows the solve, units that are ranked are ranked after their repair, and the repair sees more images if
-    they are small.
-
-    Args:
-        pixels: Of one image.
-        table: Times of the network's layers, if the run needs them; it decides engine, batch and threads.
+    they have few `pixels`. The `table` of the layers' times decides engine, batch and threads.
     """
     from prunus.deciding.splits import check_reach, first_alpha  # torch is needed from here on
 

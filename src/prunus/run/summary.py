@@ -268,14 +268,9 @@ def goal_result(
     time: SpeedFigures | None = None,
     search: Search | None = None,
 ) -> GoalResult:
-    """What the goal came to.
+    """What the goal came to, where a fraction `gone` of all channels was removed.
 
-    Args:
-        quality: What max_drop is about.
-        gone: Fraction of the channels that were removed.
-        speeds: What was timed, the asked engine and batch first.
-        time: What is known of a latency target.
-        search: The cuts that were tried, if there were several: how sure the drop of its result is.
+    The asked engine and batch are the first of `speeds`. `search` says how sure the drop of its result is.
     """
     was, now = (each.int8 or each for each in (before, after))  # what the engine computes is what is shipped
     drop, most = quality.factor * (was.holdout.quality - now.holdout.quality), settings.max_drop

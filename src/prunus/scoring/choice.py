@@ -51,16 +51,9 @@ def choose_metrics(
     tap: Where = "reader",
     seed: int | None = None,
 ) -> list[ChosenMetric]:
-    """The metrics, each once.
+    """The metrics, each once. Those that have them get `options` and `seed`; options in a metric's own name come first.
 
-    Args:
-        metrics: Names, names with options, functions, "all", or metrics that were chosen before.
-        options: Given to every metric that has them.
-        tap: Where metrics of activations look, unless their own options say it.
-        seed: An option, too, of metrics that have one.
-
-    Raises:
-        ScoreError: For an unknown name, or an option that no metric has.
+    ScoreError for an unknown name, or an option that no metric has.
     """
     options = options or {}
     every = list(METRICS)

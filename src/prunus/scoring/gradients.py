@@ -301,12 +301,8 @@ def infinite_feature_selection(features: Tensor) -> Tensor:
 def propagate(graph: ChannelGraph, last: fx.Node, importance: Tensor) -> dict[str, Tensor]:
     """Reader -> importance [inputs] of each position of its input axis, summed over pixels and calls.
 
-    Readers after the last layer are left out.
-
-    Args:
-        graph: The traced network.
-        last: The call that reads the final responses.
-        importance: [F] of the final responses; each position of an image has an equal share.
+    Readers after `last`, the call that reads the final responses, are left out. Their importance [F] is shared equally
+    among the positions of an image.
     """
     traced = graph.analysis.traced
     absolute = copy.deepcopy(graph.model).cpu().double().eval()  # in float64, because sums grow with every layer

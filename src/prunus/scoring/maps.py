@@ -49,16 +49,10 @@ def collect_maps(
     are logged before the first one. If a single unit does not fit into the memory, the sample becomes smaller.
 
     Args:
-        graph: The traced network.
-        loader: The batches.
         num_images: The same number of each class; None: all.
         memory: Bytes for maps, and the same again for matrices computed from them.
-        tap: The tensors to keep.
-        seed: Seed of the sample.
         classes: False: all images count as one class, and batches may be images alone.
-        task: What the network is for; None: classification.
         saturating: Metrics that say nothing where there are fewer images than pixels.
-        progress: Called with the batches done and the number of batches.
     """
     places = locate_taps(graph, tap)
     units = _wanted(graph, places)

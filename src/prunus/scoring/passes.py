@@ -53,23 +53,13 @@ def walk(
     progress: Progress | None = None,
     task: Task | None = None,
 ) -> int:
-    """Run the graph's model on every batch in eval mode, and leave all state as it was.
+    """Run the graph's model on every batch in eval mode, and leave all state as it was. Returns the number of images.
 
     Args:
-        graph: The traced network.
-        loader: The batches.
         after: Called when a batch is done and its labels are checked.
         before: Called with the labels and the number of images of each batch, before it runs.
         gradients: The images require gradients, so that every activation has one even if all parameters are frozen.
         labelled: False: batches may be images alone, whose labels are None, and outputs are not looked at.
-        progress: Called with the batches done and the number of batches.
-        task: What the network is for; None: classification.
-
-    Returns:
-        The number of images.
-
-    Raises:
-        DataError: If the loader gives no images.
     """
     check_batches(loader, "loader")
     model, total, images_seen = graph.model, length_of(loader), 0
@@ -110,12 +100,10 @@ class Sample:
     """A sample of the images of a loader. Of `sizes` images per class, `quotas` are chosen.
 
     Args:
-        loader: The batches.
         num_images: How many images to choose; None: all.
         seed: None draws a new sample; within one Sample every reading gives the same images.
         balanced: Choose the same number of every class instead of each class's share; small classes give all they have.
         labelled: A batch without labels is an error; otherwise all images are one class where there are none.
-        task: What the network is for; only images with one class each are divided into classes.
     """
 
     def __init__(

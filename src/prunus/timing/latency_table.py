@@ -286,14 +286,7 @@ class LatencyTable:
 
 
 def open_table(path: str | Path, graph: ChannelGraph) -> LatencyTable:
-    """Read a table that `prunus inspect --latency --out` wrote, here or on another machine; it must fit the network.
-
-    `table.measured_with` says where it was measured.
-
-    Raises:
-        FileError: The file is missing or broken.
-        RunError: The table is of another network.
-    """
+    """Read a table that `prunus inspect --latency --out` wrote, here or on another machine; it must fit the network."""
     table = LatencyTable.load(path)
     table.check(graph, f"{path}: ")
     return table

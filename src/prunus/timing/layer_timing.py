@@ -130,12 +130,7 @@ def scale_inside(whole: tuple[float, float], layers: tuple[float, float], outsid
 
     It is bounded, because times are never exact: with the highest scale nothing remains for what is not a layer.
     Networks that hardly differ say nothing; then the scale is 1, or less if the layers alone take longer than the
-    network.
-
-    Args:
-        whole: Seconds of the unpruned and of the smaller network.
-        layers: Seconds of their layers, timed alone.
-        outside: Share of what is not a layer that the smaller network has.
+    network. `layers` are seconds of layers timed alone, and `outside` is the smaller network's share of the rest.
     """
     if not layers[0]:  # no layer was timed: all is remainder
         return 1.0

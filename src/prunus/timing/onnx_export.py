@@ -161,18 +161,12 @@ def export_onnx(
     outputs have the keys of the dict that forward returns, or are output_0, output_1, ... A dynamic batch is `batch`.
 
     Args:
-        model: The network.
-        example: An input, for its shape.
-        path: The file.
         opset: ONNX opset; torch's own choice if not given.
         images: Images to compare on; random ones if not given.
         dynamic_batch: The file takes any number of images at a time; otherwise that of the example.
 
     Returns:
         The opset of the file, and the difference.
-
-    Raises:
-        ModelError: The network cannot be written, or the file computes something else.
     """
     require(PACKAGES, "ONNX export")
     with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad(), warnings.catch_warnings():
@@ -357,14 +351,9 @@ def one_by_one(batches: Iterable[Any], most: int = NUM_CALIBRATION) -> Iterator[
 
 
 class QuantisedNetwork(nn.Module):
-    """A network in 8-bit integers: calling it runs the engine. Its outputs have the structure of the network's.
+    """A network in the 8-bit integers of an engine, which calls run. Outputs have the structure of the network's.
 
-    Args:
-        model: The network in 32-bit numbers. It is not changed.
-        example: An input of it.
-        engine: The name of an engine that computes in integers.
-        images: Inputs of one image each, on which the ranges of activations are measured.
-        threads: Number of CPU threads.
+    `images` are inputs of one image each, on which the ranges of activations are measured.
     """
 
     def __init__(self, model: nn.Module, example: Any, engine: str, images: Iterable[Any], threads: int = 1) -> None:

@@ -65,10 +65,6 @@ class Engine(Entry):
                 any number of images.
             threads: Number of CPU threads. PyTorch's own number belongs to the whole process, so the caller must set it
                 with `torch.set_num_threads`.
-
-        Raises:
-            RunError: A package is missing.
-            ModelError: The engine cannot run the model.
         """
         self.check_installed()
         content = getattr(model, "content", None)  # of an `OnnxFile`

@@ -19,11 +19,7 @@ from prunus.util.batches import to_device
 
 
 def lowered(model: nn.Module, example: Any) -> bytes:
-    """The content of a .pte file: the network for batches of the example's size, given to XNNPACK as far as it can.
-
-    Raises:
-        ModelError: torch.export or ExecuTorch cannot follow the network.
-    """
+    """The content of a .pte file: the network for batches of the example's size, given to XNNPACK as far as it can."""
     model = with_convolutions(model, example)
     with attempt(f"ExecuTorch cannot express {type(model).__name__}"):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

@@ -21,11 +21,7 @@ from prunus.timing.engines._native import attempt
 
 
 def converted(model: nn.Module, example: Any) -> bytes:
-    """The content of a .tflite file: the network in 32-bit numbers, for batches of the example's size.
-
-    Raises:
-        ModelError: litert-torch cannot express the network.
-    """
+    """The content of a .tflite file: the network in 32-bit numbers, for batches of the example's size."""
     args = positional(model, example)
     model = with_convolutions(model, example)
     with attempt(f"litert-torch cannot express {type(model).__name__}"), TemporaryDirectory() as folder:

@@ -39,17 +39,10 @@ for number in range(int(sys.argv[2])):
 def convert_onnx(source: Path, target: Path) -> tuple[list[str], int]:
     """Write the network of an ONNX file as `target`.ncnn.param and `target`.ncnn.bin, in 32-bit numbers.
 
-    ncnn takes one image at a time. The pair is loaded and run once in a child process.
-
-    Args:
-        source: The ONNX file.
-        target: The path of both files without their suffixes.
+    ncnn takes one image at a time. The pair is loaded and run once in a child process. ModelError if ncnn cannot.
 
     Returns:
         The names of the inputs in the ONNX file, which are in0, in1, ... in the pair; and the number of outputs.
-
-    Raises:
-        ModelError: ncnn cannot express or run the network.
     """
     import onnx
     import pnnx
