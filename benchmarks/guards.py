@@ -46,7 +46,7 @@ from prunus.scoring.evidence import Maps
 from prunus.zoo import models
 from prunus.zoo.data import load
 from prunus.zoo.images import MemoryImages
-from prunus.zoo.loader import MemoryLoader, Order, pad_crop_mirror
+from prunus.zoo.loader import Loader, Order, pad_crop_mirror
 from prunus.zoo.weights import load_weights
 from tests import proof, zoo_nets
 
@@ -204,7 +204,7 @@ def _loading(step: float) -> list[Row]:
     order = Order(len(pixels), BATCH, shuffle=True)
 
     def loader() -> None:
-        for _ in MemoryLoader(kept, order, ("a",), (0.5,) * 3, (0.25,) * 3, augment=True, mirror=True):
+        for _ in Loader(kept, order, ("a",), (0.5,) * 3, (0.25,) * 3, augment=True, mirror=True):
             pass
 
     def alone() -> None:

@@ -21,8 +21,18 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from prunus.errors import DataError
-from prunus.zoo.folders import TESTS, FolderData, beside, image_files, known_folder, lines_of, listed_classes
-from prunus.zoo.images import FileImages, Pixels, channels_first, split_off_test
+from prunus.zoo.folders import (
+    FolderData,
+    Parts,
+    beside,
+    check_same,
+    image_files,
+    in_parts,
+    lines_of,
+    listed_classes,
+    opened,
+)
+from prunus.zoo.images import FileImages, Pixels, channels_first
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +57,9 @@ def read_boxes(path: Path, size: int | None) -> FolderData:
     listing = path if path.is_file() else _yaml_in(path)
     if listing is not None and listing.suffix.lower() != ".json":
         return _read_yaml(listing, path, size)
-    if whole := listing or _json_for(path, ""):
-        classes, images = _read_coco(whole, path.parent if path.is_file() else path, "")
-        return known_folder("folder", path, classes, size), *split_off_test(images)
-    if listing := _json_for(path, "train"):
-        return _read_coco_parts(listing, path, size)
+    jsons = {"": whole} if (whole := listing or _json_for(path, "")) else in_parts(lambda part: _json_for(path, part))
+    if jsons:
+        return _read_coco(path, jsons, size)
     if not has_boxes(path):
         raise DataError(
             f"{path}: for detection, expected a YAML file of ultralytics (train, val, names), COCO's "
@@ -149,17 +157,22 @@ def _listed_images(listing: Path, top: Path) -> list[Path]:
 def _read_yolo(
     path: Path, images: Mapping[str, Sequence[Path]], names: tuple[str, ...] | None, size: int | None
 ) -> FolderData:
-    """The images of some parts; if the only part is "", a fixed fifth of its images is the test set."""
     names = listed_classes(path) if names is None else names
     parts = {part: _labelled(files, names) for part, files in images.items()}
     if names is None:
         largest = max(int(rows[:, 0].max()) for part in parts.values() for rows in part.boxes if len(rows))
         names = tuple(str(number) for number in range(largest + 1))
-    _tell_of_missing(path, names, parts["" if "" in parts else "train"])
-    known = known_folder("folder", path, names, size)
-    if "" in parts:
-        return known, *split_off_test(parts[""])
-    return known, parts["train"], parts.get("test")
+    return _opened(path, names, size, parts)
+
+
+def _opened(path: Path, names: tuple[str, ...], size: int | None, parts: Parts[FileImages]) -> FolderData:
+    """The data set, and a warning if no training image has a box of some class: its precision can only be guessed."""
+    there = {int(label) for rows in parts["" if "" in parts else "train"].boxes for label in rows[:, 0]}
+    missing = [name for number, name in enumerate(names) if number not in there]
+    if missing:
+        more = ", ..." if len(missing) > 5 else ""
+        logger.warning("%s: no training image has a box of %s%s", path, ", ".join(missing[:5]), more)
+    return opened("folder", path, names, size, parts)
 
 
 def _labels_of(image: Path) -> Path:
@@ -236,20 +249,16 @@ def _json_for(path: Path, part: str) -> Path | None:
     return next((file for pattern in wanted for file in sorted(path.glob(pattern)) if file.is_file()), None)
 
 
-def _read_coco_parts(listing: Path, path: Path, size: int | None) -> FolderData:
-    classes, train = _read_coco(listing, path, "train")
-    tests, test = next((file for part in TESTS if (file := _json_for(path, part))), None), None
-    if tests is not None:
-        others, test = _read_coco(tests, path, re.split(r"[\d_.]", tests.stem.removeprefix("instances_"))[0] or "test")
-        if classes != others:
-            raise DataError(
-                f"{tests}: has the categories {', '.join(others[:8])}, and the training images {', '.join(classes[:8])}"
-            )
-    _tell_of_missing(path, classes, train)
-    return known_folder("folder", path, classes, size), train, test
+def _read_coco(path: Path, jsons: Parts[Path], size: int | None) -> FolderData:
+    top = path.parent if path.is_file() else path
+    read = {part: _read_json(listing, top, part) for part, listing in jsons.items()}
+    classes = next(iter(read.values()))[0]
+    if "test" in read:
+        check_same("categories", jsons["test"], read["test"][0], classes)
+    return _opened(path, classes, size, {part: images for part, (_, images) in read.items()})
 
 
-def _read_coco(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], FileImages]:
+def _read_json(listing: Path, top: Path, part: str) -> tuple[tuple[str, ...], FileImages]:
     """The categories by their numbers, and the images of a COCO JSON. Categories need not be numbered without gaps."""
     try:
         content = json.loads(listing.read_text(encoding="utf-8"))
@@ -300,7 +309,8 @@ def _is_number(value: Any) -> bool:
 
 def _coco_file(name: str, listing: Path, top: Path, part: str) -> Path:
     year = listing.stem.removeprefix("instances_")  # as in train2017
-    folders = [top / year, top / "images" / year, top / part, top / part / "images", top / "images" / part]
+    words = (year, re.split(r"[\d_.]", year)[0], part)
+    folders = [folder for word in words for folder in (top / word, top / word / "images", top / "images" / word)]
     for folder in (*folders, listing.parent, top, top / "images"):
         if (folder / name).is_file():
             return folder / name
@@ -309,15 +319,6 @@ def _coco_file(name: str, listing: Path, top: Path, part: str) -> Path:
 
 def _file_images(paths: Sequence[str], rows: Iterable[Floats], sizes: Sequence[tuple[int, int]] = ()) -> FileImages:
     return FileImages(tuple(paths), np.zeros(len(paths), dtype=np.int64), (), tuple(rows), tuple(sizes))
-
-
-def _tell_of_missing(path: Path, names: Sequence[str], train: FileImages) -> None:
-    """A warning if no training image has a box of some class: its precision can only be guessed."""
-    there = {int(label) for rows in train.boxes for label in rows[:, 0]}
-    missing = [name for number, name in enumerate(names) if number not in there]
-    if missing:
-        more = ", ..." if len(missing) > 5 else ""
-        logger.warning("%s: no training image has a box of %s%s", path, ", ".join(missing[:5]), more)
 
 
 # -- square images

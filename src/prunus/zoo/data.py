@@ -22,8 +22,8 @@ from torch import Tensor
 from prunus.errors import DataError
 from prunus.util.registry import unknown
 from prunus.zoo import boxes, folders, formats
-from prunus.zoo.images import FileImages, Images, MemoryImages, divide, stratified
-from prunus.zoo.loader import Batch, FileLoader, Loader, MemoryLoader, Order
+from prunus.zoo.images import FileImages, Images, divide, stratified
+from prunus.zoo.loader import Batch, Loader, Order
 from prunus.zoo.names import DATA_SETS, NAMES, DataSet, Part, check_data_set, parse_holdout
 
 __all__ = ["NAMES", "Batch", "ImageData", "LabelKind", "Loader", "Part", "load", "locate", "roots"]
@@ -152,10 +152,8 @@ class ImageData:
                 raise DataError(f"limit must be at least 1, got {limit}")
             images = images.take(stratified(images.strata, limit, seed))
         order = Order(len(images.labels), batch_size, shuffle, seed, rank, world)
-        common = (order, self.classes, self.mean, self.std, augment)
-        if isinstance(images, MemoryImages):
-            return MemoryLoader(images, *common, self.mirror)
-        return FileLoader(images, *common, self.shape[1], self.workers, self.max_corrupt)
+        files = self.shape[1], self.workers, self.max_corrupt
+        return Loader(images, order, self.classes, self.mean, self.std, augment, self.mirror, *files)
 
 
 def load(
@@ -240,7 +238,7 @@ def _read(
             found = folders.read_unlabelled(place, size)
             return boxes.letterboxed(found) if labels == "boxes" else found
         there = next(kind for kind, folder in _FOLDERS.items() if folder.is_there(place))
-        top = place / "train" if (place / "train").is_dir() else place
+        top = folders.training_folder(place)
         by_class = top.is_dir() and {child.name for child in top.iterdir() if child.is_dir()} - {"images"}
         if labels == "classes" and there != "classes" and (there in ("masks", "boxes") or not by_class):
             what, task = _FOLDERS[there].what, _FOLDERS[there].task

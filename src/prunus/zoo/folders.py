@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -25,9 +26,10 @@ from prunus.zoo.names import DATA_SETS, DataSet
 logger = logging.getLogger(__name__)
 
 FolderData = tuple[DataSet, FileImages | None, FileImages | None]  # what is known, training and test images
+Found = TypeVar("Found")
+Parts = dict[str, Found]  # of train and test; or of "" alone, of which a fixed fifth becomes the test images
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 CLASSES = "classes.txt"  # names of the classes, one per line
-NAMED = 3  # files named in an error
 TESTS = ("test", "val")  # folders of test images
 
 
@@ -41,19 +43,36 @@ def image_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def known_folder(kind: str, path: Path, classes: tuple[str, ...], size: int | None) -> DataSet:
-    """A data set of files, with ImageNet's normalisation, and its size unless told otherwise."""
+def files_of(paths: Sequence[str], labels: IntArray | None = None, masks: tuple[str, ...] = ()) -> FileImages:
+    """Images in files, with the labels 0 if there are none."""
+    return FileImages(tuple(paths), np.zeros(len(paths), dtype=np.int64) if labels is None else labels, masks)
+
+
+def opened(kind: str, path: Path, classes: tuple[str, ...], size: int | None, parts: Parts[FileImages]) -> FolderData:
+    """What is known of a folder or imagenet, with ImageNet's normalisation; its training and its test images."""
     known = DATA_SETS[kind]
     shape = known.shape if size is None else (3, size, size)
-    return replace(known, name=f"{kind}:{path}", classes=classes, shape=shape)
+    train, test = split_off_test(parts[""]) if "" in parts else (parts.get("train"), parts.get("test"))
+    return replace(known, name=f"{kind}:{path}", classes=classes, shape=shape), train, test
 
 
-def in_parts(path: Path, read: Callable[[Path], FileImages]) -> tuple[FileImages, FileImages | None]:
-    """Training images from PATH/train and test images from PATH/test (or val), or PATH divided into both."""
-    if not (path / "train").is_dir():
-        return split_off_test(read(path))
-    tests = next((path / name for name in TESTS if (path / name).is_dir()), None)
-    return read(path / "train"), read(tests) if tests else None
+def in_parts(find: Callable[[str], Found | None]) -> Parts[Found]:
+    """Part -> what there is of it: train and test (or val), if there is a train; otherwise "" alone."""
+    if (train := find("train")) is None:
+        whole = find("")
+        return {} if whole is None else {"": whole}
+    test = next((found for part in TESTS if (found := find(part)) is not None), None)
+    return {"train": train} if test is None else {"train": train, "test": test}
+
+
+def folders_of(path: Path) -> Parts[Path]:
+    """PATH/train and PATH/test (or val), or PATH."""
+    return in_parts(lambda part: folder if (folder := path / part).is_dir() else None)
+
+
+def training_folder(path: Path) -> Path:
+    """PATH/train, or PATH where images are not divided into parts."""
+    return next(iter(folders_of(path).values()), path)
 
 
 def has_beside(path: Path, kind: str) -> bool:
@@ -61,28 +80,27 @@ def has_beside(path: Path, kind: str) -> bool:
     return any((top / "images").is_dir() and (top / kind).is_dir() for top in (path / "train", path))
 
 
-def beside(path: Path, kind: str) -> dict[str, tuple[Path, Path]]:
-    """Part -> its folders of images and of `kind`, masks or labels; the only part is "" if images are not divided.
-
-    They are train/images and train/masks, or images/train and masks/train.
-    """
+def beside(path: Path, kind: str) -> Parts[tuple[Path, Path]]:
+    """Folders of images and of `kind`: train/images and train/masks, or images/train and masks/train."""
 
     def folders(part: str) -> tuple[Path, Path] | None:
         places = (path / part / "images", path / part / kind), (path / "images" / part, path / kind / part)
-        return next((place for place in places if place[0].is_dir()), None)
+        return next((place for place in places if place[0].is_dir()), None if part else places[0])
 
-    if (train := folders("train")) is None:
-        return {"": (path / "images", path / kind)}
-    test = next((place for part in TESTS if (place := folders(part))), None)
-    return {"train": train, "test": test} if test else {"train": train}
+    return in_parts(folders)
+
+
+def check_same(what: str, path: Path, test: Sequence[str], train: Sequence[str]) -> None:
+    """DataError unless test images have the classes of the training images."""
+    if test != train:
+        mine, others = (", ".join(names[:8]) for names in (test, train))
+        raise DataError(f"{path}: has the {what} {mine}, and the training images {others}")
 
 
 def listed_classes(path: Path) -> tuple[str, ...] | None:
     """The names in classes.txt of a folder; None without it."""
     listing = path / CLASSES
-    if not listing.is_file():
-        return None
-    return tuple(line.strip() for line in lines_of(listing) if line.strip())
+    return tuple(map(str.strip, filter(str.strip, lines_of(listing)))) if listing.is_file() else None
 
 
 def lines_of(path: Path) -> list[str]:
@@ -100,13 +118,13 @@ def read_classes(path: Path, size: int | None) -> FolderData:
     """PATH/train and PATH/test (or val), each with one folder per class; or PATH itself with one folder per class."""
     if not path.is_dir():
         raise DataError(f"{path}: is a file, and not a CSV of labels")
-    top = path / "train" if (path / "train").is_dir() else path
+    top = training_folder(path)
     classes = _class_names(top)
-    parts = in_parts(path, lambda tree: _read_tree(tree, classes))
+    parts = {part: _read_tree(folder, classes) for part, folder in folders_of(path).items()}
     if len(classes) == 1:
         only = top / classes[0]
         raise DataError(f"{path}: one folder is one class, and classes are told apart. Without labels: folder:{only}")
-    return known_folder("folder", path, classes, size), *parts
+    return opened("folder", path, classes, size, parts)
 
 
 def _folders_in(tree: Path) -> list[str]:
@@ -115,27 +133,24 @@ def _folders_in(tree: Path) -> list[str]:
 
 def _class_names(tree: Path) -> tuple[str, ...]:
     """The sorted names of the folders; their positions are the labels."""
-    names = _folders_in(tree)
-    if not names:
+    if not (names := _folders_in(tree)):
         raise DataError(f"{tree}: expected one folder per class, or images without labels; found neither")
     return tuple(names)
 
 
 def _read_tree(tree: Path, classes: tuple[str, ...]) -> FileImages:
     """The images in the folder of each class. Every folder must be a class, and none may be empty."""
-    strangers = sorted(set(_class_names(tree)) - set(classes))
-    if strangers:
+    if strangers := sorted(set(_class_names(tree)) - set(classes)):
         raise DataError(f"{tree}: these folders are not classes of the training images: {', '.join(strangers[:8])}")
     paths: list[str] = []
     labels: list[int] = []
     for label, folder in enumerate(tree / name for name in classes):
         if folder.is_dir():
-            names = image_files(folder)
-            if not names:
+            if not (names := image_files(folder)):
                 raise DataError(f"{folder}: has no images ({' '.join(SUFFIXES)}); add some or remove the folder")
             paths += [str(folder / name) for name in names]
             labels += [label] * len(names)
-    return FileImages(tuple(paths), np.array(labels, dtype=np.int64))
+    return files_of(paths, np.array(labels, dtype=np.int64))
 
 
 # Images alone.
@@ -145,20 +160,19 @@ def has_no_labels(path: Path) -> bool:
     """Whether a folder holds images and no folders, in parts or not."""
     if has_beside(path, MASKS) or has_table(path):
         return False
-    top = path / "train" if (path / "train").is_dir() else path
+    top = training_folder(path)
     return top.is_dir() and not _folders_in(top) and bool(image_files(top))
 
 
 def read_unlabelled(path: Path, size: int | None) -> FolderData:
     """PATH with images; or PATH/train and PATH/test (or val), each with images. There are no classes."""
-    return known_folder("folder", path, (), size), *in_parts(path, _images_in)
-
-
-def _images_in(folder: Path) -> FileImages:
-    names = image_files(folder)
-    if not names or _folders_in(folder):
-        raise DataError(f"{folder}: expected images and no folders, as in the folder train beside it")
-    return FileImages(tuple(str(folder / name) for name in names), np.zeros(len(names), dtype=np.int64))
+    parts = {}
+    for part, folder in folders_of(path).items():
+        names = image_files(folder)
+        if not names or _folders_in(folder):
+            raise DataError(f"{folder}: expected images and no folders, as in the folder train beside it")
+        parts[part] = files_of([str(folder / name) for name in names])
+    return opened("folder", path, (), size, parts)
 
 
 # ILSVRC-2012. Its validation folder may be flat; then one of several files lists the labels.
@@ -179,8 +193,7 @@ def read_imagenet(path: Path, size: int | None) -> FolderData:
     classes = None
     # A list of the wnids in label order wins, so that a subset of the classes keeps its labels.
     if listing := next((path / name for name in CLASS_LISTS if (path / name).is_file()), None):
-        lines = listing.read_text(encoding="utf-8").splitlines()
-        classes = tuple(line.split()[0] for line in lines if line.strip())
+        classes = tuple(line.split()[0] for line in lines_of(listing) if line.strip())
     elif tree.is_dir():
         classes = _class_names(tree)
     if any(child.is_dir() for child in val.iterdir()):
@@ -189,16 +202,15 @@ def read_imagenet(path: Path, size: int | None) -> FolderData:
     else:
         names = image_files(val)
         classes, labels = _flat_labels(path, names, classes)
-        test = FileImages(tuple(str(val / name) for name in names), labels)
-    train = _read_tree(tree, classes) if tree.is_dir() else None
-    return known_folder("imagenet", path, classes, size), train, test
+        test = files_of([str(val / name) for name in names], labels)
+    train = {"train": _read_tree(tree, classes)} if tree.is_dir() else {}
+    return opened("imagenet", path, classes, size, {**train, "test": test})
 
 
 def _flat_labels(path: Path, files: Sequence[str], known: tuple[str, ...] | None) -> tuple[tuple[str, ...], IntArray]:
     """Classes and labels of a flat validation folder; `known` are the classes if they are known already."""
-    places = [
-        place / name for place in (path, path / "val", path / DEVKIT) for name in (SOLUTION, *LISTS, DEVKIT_TRUTH)
-    ]
+    listings = (SOLUTION, *LISTS, DEVKIT_TRUTH)
+    places = [place / name for place in (path, path / "val", path / DEVKIT) for name in listings]
     truth = next((place for place in places if place.is_file()), None)
     if truth is None:
         raise DataError(
@@ -206,41 +218,34 @@ def _flat_labels(path: Path, files: Sequence[str], known: tuple[str, ...] | None
             f"{SOLUTION}, {', '.join(LISTS)}, or {DEVKIT}/{DEVKIT_TRUTH} with its meta.mat"
         )
     answers = _answers(truth, files)
-    unlabelled = next((file for file in files if Path(file).stem not in answers), None)
-    if unlabelled is not None:
-        raise DataError(f"{truth}: has no label for the image {unlabelled}")
-    chosen = [answers[Path(file).stem] for file in files]
+    chosen = [answers.get(Path(file).stem, "") for file in files]
+    if "" in chosen:
+        raise DataError(f"{truth}: has no label for the image {files[chosen.index('')]}")
     if all(answer.isdigit() for answer in chosen):  # labels, not wnids: their names must come from elsewhere
         labels = np.array([int(answer) for answer in chosen], dtype=np.int64)
         names = known or tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
         return names, checked_labels(labels, len(names), truth)
     names = known or tuple(sorted(set(chosen)))
     numbers = {name: number for number, name in enumerate(names)}
-    strangers = sorted(set(chosen) - set(numbers))
-    if strangers:
+    if strangers := sorted(set(chosen) - set(numbers)):
         raise DataError(f"{truth}: lists classes that the training images do not have: {', '.join(strangers[:8])}")
     return names, np.array([numbers[answer] for answer in chosen], dtype=np.int64)
 
 
 def _answers(truth: Path, files: Sequence[str]) -> dict[str, str]:
     """File name without suffix -> class, a wnid or a number, from any of the files that list them."""
+    rows = [re.split(r"[\s,]+", line.strip()) for line in lines_of(truth) if line.strip()]
     if truth.name == SOLUTION:
-        with truth.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if len(row) == 2 and row[1].split()]
-        return {image: prediction.split()[0] for image, prediction in rows if WNID.fullmatch(prediction.split()[0])}
+        return {row[0]: row[1] for row in rows if len(row) > 1 and WNID.fullmatch(row[1])}
     if truth.name == DEVKIT_TRUTH:
-        in_order = _devkit_wnids(truth)
-    else:
-        lines = [line.split() for line in truth.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if not all(len(line) == 1 for line in lines):
-            wrong = next((number for number, line in enumerate(lines, 1) if len(line) != 2), None)
-            if wrong is not None:
-                raise DataError(f"{truth}: line {wrong} should be `file class`, got {' '.join(lines[wrong - 1])!r}")
-            return {Path(image).stem: answer for image, answer in lines}
-        in_order = [line[0] for line in lines]
-    if len(in_order) != len(files):
-        raise DataError(f"{truth}: has {len(in_order)} lines for {len(files)} images; expected one for each")
-    return {Path(image).stem: answer for image, answer in zip(files, in_order, strict=True)}
+        rows = [[wnid] for wnid in _devkit_wnids(truth)]
+    if not all(len(row) == 1 for row in rows):
+        if wrong := next((number for number, row in enumerate(rows, 1) if len(row) != 2), None):
+            raise DataError(f"{truth}: line {wrong} should be `file class`, got {' '.join(rows[wrong - 1])!r}")
+        return {Path(image).stem: answer for image, answer in rows}
+    if len(rows) != len(files):
+        raise DataError(f"{truth}: has {len(rows)} lines for {len(files)} images; expected one for each")
+    return {Path(image).stem: row[0] for image, row in zip(files, rows, strict=True)}
 
 
 def _devkit_wnids(truth: Path) -> list[str]:
@@ -265,11 +270,9 @@ TABLE = "labels.csv"
 
 def has_table(path: Path) -> bool:
     """Whether a path is a CSV, or a folder with one, in parts or not."""
-    return (
-        (path.is_file() and path.suffix.lower() in (".csv", ".txt"))
-        or (path / TABLE).is_file()
-        or (path / "train" / TABLE).is_file()
-    )
+    if path.is_file():
+        return path.suffix.lower() in (".csv", ".txt")
+    return (path / TABLE).is_file() or (path / "train" / TABLE).is_file()
 
 
 def read_labelled(path: Path, size: int | None) -> FolderData:
@@ -279,21 +282,17 @@ def read_labelled(path: Path, size: int | None) -> FolderData:
             f"{path}: for several labels per image, expected {TABLE}, here or in train and in test (or val): "
             "a header `file,label,label,...`, then a file and 0 or 1 for each label in every line"
         )
-    if path.is_file() or (path / TABLE).is_file():
-        classes, images = _read_table(path if path.is_file() else path / TABLE)
-        return known_folder("folder", path, classes, size), *split_off_test(images)
-    classes, train = _read_table(path / "train" / TABLE)
-    known = known_folder("folder", path, classes, size)
-    tests = next((path / name / TABLE for name in TESTS if (path / name).is_dir()), None)
-    if tests is None:
-        return known, train, None
-    others, test = _read_table(tests)
-    if classes != others:
-        raise DataError(f"{tests}: has the labels {', '.join(others)}, and the training images {', '.join(classes)}")
-    both = set.intersection(*({str(Path(p).resolve()) for p in part.paths} for part in (train, test)))
-    if both:
-        raise DataError(f"{tests}: {len(both)} images are listed for training too, such as {min(both)}")
-    return known, train, test
+    whole = path if path.is_file() else path / TABLE
+    tables = {"": whole} if whole.is_file() else {part: folder / TABLE for part, folder in folders_of(path).items()}
+    read = {part: _read_table(table) for part, table in tables.items()}
+    classes = next(iter(read.values()))[0]
+    parts = {part: images for part, (_, images) in read.items()}
+    if "test" in read:
+        check_same("labels", tables["test"], read["test"][0], classes)
+        both = set.intersection(*({str(Path(p).resolve()) for p in images.paths} for images in parts.values()))
+        if both:
+            raise DataError(f"{tables['test']}: {len(both)} images are listed for training too, such as {min(both)}")
+    return opened("folder", path, classes, size, parts)
 
 
 def _read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
@@ -302,7 +301,7 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, skipinitialspace=True)
             header = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader if row]
+            rows = [(f"{path}, line {reader.line_num}", row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a CSV in UTF-8: {error}") from error
     labels = tuple(name.strip() for name in header[1:])
@@ -314,30 +313,28 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], FileImages]:
         raise DataError(f"{path}, line 1: the header is missing: `file,label,label,...`")
     if not rows:
         raise DataError(f"{path}: lists no images")
-    seen: dict[Path, int] = {}
-    images, values = [], []
-    for line, row in rows:
+    images: dict[Path, str] = {}  # by the file that is meant: a/../b.png and a link are the same
+    values = []
+    for where, row in rows:
         name, *cells = (cell.strip() for cell in row)
         places = (path.parent / name, path.parent / "images" / name)
         image = next((place for place in places if name and place.is_file()), None)
         if image is None:
-            raise DataError(f"{path}, line {line}: there is no image {name!r} in {path.parent} or its folder images")
-        real = image.resolve()  # so that a/../b.png and a link are the image that they mean
-        if real in seen:
-            raise DataError(f"{path}, line {line}: {row[0]} is in line {seen[real]} already; list each image once")
+            raise DataError(f"{where}: there is no image {name!r} in {path.parent} or its folder images")
+        if image.resolve() in images:
+            first = rows[list(images).index(image.resolve())][0]
+            raise DataError(f"{where}: {row[0]} is in {first.rpartition(', ')[2]} already; list each image once")
         if len(cells) != len(labels):
-            raise DataError(f"{path}, line {line}: expected a file and {len(labels)} values, got {len(cells)} values")
+            raise DataError(f"{where}: expected a file and {len(labels)} values, got {len(cells)} values")
         for label, cell in zip(labels, cells, strict=True):
             if cell not in ("0", "1"):
-                raise DataError(f"{path}, line {line}: {label} must be 0 or 1, got {cell!r}")
-        seen[real] = line
-        images.append(str(image))
+                raise DataError(f"{where}: {label} must be 0 or 1, got {cell!r}")
+        images[image.resolve()] = str(image)
         values.append([int(cell) for cell in cells])
-    return labels, FileImages(tuple(images), np.array(values, dtype=np.int64))
+    return labels, files_of(tuple(images.values()), np.array(values, dtype=np.int64))
 
 
 # Images and masks: the class of each pixel is a number in a PNG of the same name.
-
 
 MASKS = "masks"
 
@@ -350,46 +347,40 @@ def read_masks(path: Path, size: int | None) -> FolderData:
             "images, here or in train and in test (or val)"
         )
     parts = {part: _with_masks(*folders) for part, folders in beside(path, MASKS).items()}
-    train, test = split_off_test(parts[""]) if "" in parts else (parts["train"], parts.get("test"))
     classes = listed_classes(path)
     if classes is None:
-        classes = _numbers_in(path, [*train.masks, *(test.masks if test else ())])
+        classes = _numbers_in(path, [mask for images in parts.values() for mask in images.masks])
     elif len(classes) < 2 or len(set(classes)) < len(classes):
         raise DataError(f"{path / CLASSES}: expected the names of at least 2 classes, one per line, all different")
-    return known_folder("folder", path, classes, size), train, test
+    return opened("folder", path, classes, size, parts)
 
 
 def _with_masks(images: Path, masks: Path) -> FileImages:
-    """The images of a folder with their masks."""
+    """The images of a folder with their masks, which have the same names up to the suffix."""
     if not masks.is_dir():
         raise DataError(f"{masks}: there is no such folder, and the images in {images} need masks")
-    by_stem: dict[str, str] = {}
-    for name in image_files(masks):
-        other = by_stem.setdefault(str(PurePosixPath(name).with_suffix("")), name)
-        if other != name:
-            raise DataError(f"{masks}: {other} and {name} are masks of the same image: remove one of them")
-    names = image_files(images)
+    names, by_stem = (
+        [(str(PurePosixPath(name).with_suffix("")), name) for name in image_files(folder)] for folder in (images, masks)
+    )
     if not names:
         raise DataError(f"{images}: has no images")
-    stems = [str(PurePosixPath(name).with_suffix("")) for name in names]
-    missing = [name for name, stem in zip(names, stems, strict=True) if stem not in by_stem]
-    if missing:
-        more = ", ..." if len(missing) > NAMED else ""
+    mask_of = dict(by_stem)
+    if twice := [name for stem, name in by_stem if mask_of[stem] != name]:
+        other = mask_of[str(PurePosixPath(twice[0]).with_suffix(""))]
+        raise DataError(f"{masks}: {twice[0]} and {other} are masks of the same image: remove one of them")
+    if missing := [name for stem, name in names if stem not in mask_of]:
         raise DataError(
             f"{len(missing)} of {len(names)} images in {images} have no mask of the same name in {masks}: "
-            f"{', '.join(missing[:NAMED])}{more}"
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
+    stems = [stem for stem, _ in names]
     if len(set(stems)) < len(stems):
-        twice = min(stem for stem in stems if stems.count(stem) > 1)
-        raise DataError(f"{images}: several images have the name {twice}, and share one mask: rename them")
-    if len(by_stem) > len(stems):
-        unused = len(by_stem) - len(stems)
+        again = min(stem for stem in stems if stems.count(stem) > 1)
+        raise DataError(f"{images}: several images have the name {again}, and share one mask: rename them")
+    if unused := len(mask_of) - len(stems):
         logger.warning("%s: %d masks have no image of the same name and are not used", masks, unused)
-    return FileImages(
-        tuple(str(images / name) for name in names),
-        np.zeros(len(names), dtype=np.int64),
-        tuple(str(masks / by_stem[stem]) for stem in stems),
-    )
+    paths = [str(images / name) for _, name in names]
+    return files_of(paths, masks=tuple(str(masks / mask_of[stem]) for stem in stems))
 
 
 def _numbers_in(path: Path, masks: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,6 @@ from prunus.zoo.boxes import letterbox
 from prunus.zoo.images import (
     CROP_AREA,
     LABELLED_AREA,
-    FileImages,
     Images,
     IntArray,
     MemoryImages,
@@ -98,11 +96,6 @@ class Order:
         alone = share > 1 and self.batch_size > 1 and share % self.batch_size == 1
         return share - 1 if alone else share
 
-    @property
-    def batches(self) -> int:
-        """Number of batches of this process in an epoch."""
-        return -(-self.num_images // self.batch_size)
-
     def positions(self, epoch: int) -> IntArray:
         """Positions of this process's images in their order [num_images]."""
         order = np.arange(self.total)
@@ -128,11 +121,75 @@ class Order:
         return slice(self.rank, None, self.world)
 
 
+# A batch: pixels uint8 [n, C, H, W]; labels [n], [n, L], of masks [n, H, W], or of boxes a dict for each image; (path,
+# reason) of each file that could not be decoded; and what is wrong with labels that cannot be used. That is raised in
+# the main process, because an error loses its type and text on the way there.
+Decoded = tuple[Tensor, Any, Sequence[tuple[str, str]], str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Epoch(Dataset[Decoded]):
+    """Item i is the whole batch i. Its random numbers depend on i only, not on the worker that decodes it."""
+
+    images: Images
+    order: Order
+    number: int
+    positions: IntArray  # of this process's images, in their order
+    augment: bool
+    mirror: bool
+    size: int
+    num_classes: int
+
+    def __getitem__(self, index: int) -> Decoded:
+        rng, whole = self.order.rng(self.number, index), self.order.whole(index)
+        positions = self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]
+        if isinstance(self.images, MemoryImages):
+            pixels = self.images.pixels[torch.from_numpy(self.images.rows[positions])]
+            if self.augment:
+                pixels = pad_crop_mirror(pixels, rng, mirror=self.mirror, whole=whole, share=self.order.share)
+            return pixels, torch.from_numpy(self.images.labels[positions]), (), ""
+        # One generator per image, so that a corrupt file does not change the other crops.
+        seeds = [rng.integers(2**63) for _ in range(whole)][self.order.share]
+        decoded: list[tuple[Pixels, Any]] = []
+        corrupt: list[tuple[str, str]] = []
+        for position, seed in zip(positions, seeds, strict=True):
+            try:
+                decoded.append(self._decoded(position, np.random.default_rng(seed) if self.augment else None))
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                corrupt.append((self.images.paths[position], f"{type(error).__name__}: {error}"))
+            except DataError as error:
+                return torch.zeros(0), torch.zeros(0), (), str(error)
+        empty = np.zeros((0, 3, self.size, self.size), np.uint8)
+        pixels = torch.from_numpy(np.stack([image for image, _ in decoded]) if decoded else empty)
+        labels: Any = [label for _, label in decoded]
+        if not self.images.boxes:
+            labels = torch.from_numpy(np.stack(labels) if labels else np.zeros(0))
+        return pixels, labels, corrupt, ""
+
+    def _decoded(self, position: int, crop: np.random.Generator | None) -> tuple[Pixels, Any]:
+        """An image of a file, and its label, mask or boxes."""
+        images: Any = self.images
+        path, label = images.paths[position], np.asarray(images.labels[position])
+        if images.masks:
+            return decode_with_mask(path, images.masks[position], self.size, crop, self.num_classes)
+        if images.boxes:
+            declared = images.sizes[position] if images.sizes else None
+            return letterbox(path, images.boxes[position], self.size, crop, declared)
+        return decode(path, self.size, crop, CROP_AREA[0] if label.ndim == 0 else LABELLED_AREA), label
+
+
 @dataclass(eq=False, repr=False)
-class Loader(ABC):
+class Loader:
     """An iterable of (images float32 [N, C, H, W], labels int64 [N]); `set_epoch` shuffles them anew.
 
-    Without classes it gives (images,). The labels of boxes are a list with a dict for each image.
+    Without classes it gives (images,). The labels of boxes are a list with a dict for each image. Corrupt files are
+    skipped and listed in `corrupt`: path -> reason.
+
+    Attributes:
+        mirror: Whether images in memory may be mirrored.
+        size: Height and width of the crops of files.
+        workers: Processes that decode files.
+        max_corrupt: Largest number of corrupt files in an epoch.
     """
 
     images: Images
@@ -141,9 +198,16 @@ class Loader(ABC):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: bool
+    mirror: bool = True
+    size: int = 0
+    workers: int = 0
+    max_corrupt: int | None = None
 
     def __post_init__(self) -> None:
         self.epoch = 0
+        self.corrupt: dict[str, str] = {}
+        if self.max_corrupt is None:  # of few images, a few corrupt ones are already many
+            self.max_corrupt = min(MOST_CORRUPT, max(1, self.num_images // CORRUPT_SHARE))
         # (p / 255 - mean) / std == p * scale + shift: one multiplication and one addition per pixel
         mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (self.mean, self.std))
         self._scale = (1 / (255 * std)).float()  # [1, C, 1, 1]
@@ -160,7 +224,7 @@ class Loader(ABC):
         return self.order.batch_size
 
     def __len__(self) -> int:
-        return self.order.batches
+        return -(-self.num_images // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. Each epoch has its own order and augmentation."""
@@ -171,138 +235,33 @@ class Loader(ABC):
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
         """The batches from number `start` on, the same as in a full iteration."""
-        return self._normalised(self._pixels(self.epoch, start))
+        return self._batches(self._of_epoch(self.order, self.order.positions(self.epoch), self.augment), start)
 
     def images_at(self, positions: Sequence[int]) -> Batch:
         """The images at these positions of the whole part, in its own order and without augmentation.
 
         Files that cannot be decoded are left out.
         """
-        return next(self._normalised(iter([self._pixels_at(np.asarray(positions, dtype=np.int64))])))
+        order = Order(len(positions), len(positions))
+        pixels, labels, _, wrong = self._of_epoch(order, np.asarray(positions, dtype=np.int64), augment=False)[0]
+        if wrong:
+            raise DataError(wrong)
+        return self._normalised(pixels, labels)
 
-    def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for pixels, labels in batches:
-            images = pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
-            yield (images, labels) if self.classes else (images,)
+    def _of_epoch(self, order: Order, positions: IntArray, augment: bool) -> _Epoch:
+        rest = augment, self.mirror, self.size, len(self.classes)
+        return _Epoch(self.images, order, self.epoch, positions, *rest)
 
-    @abstractmethod
-    def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
-        """uint8 images [N, C, H, W], augmented if requested, and their labels."""
+    def _normalised(self, pixels: Tensor, labels: Any) -> Batch:
+        images = pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
+        return (images, labels) if self.classes else (images,)
 
-    @abstractmethod
-    def _pixels_at(self, positions: IntArray) -> Batch:
-        """uint8 images [N, C, H, W] at these positions, not augmented, and their labels."""
-
-
-@dataclass(eq=False, repr=False)
-class MemoryLoader(Loader):
-    """Batches of images in memory."""
-
-    images: MemoryImages
-    mirror: bool
-
-    def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
-        positions = self.order.positions(epoch)
-        rows = torch.from_numpy(self.images.rows[positions])
-        labels = torch.from_numpy(self.images.labels[positions])
-        for index in range(start, len(self)):
-            span = slice(index * self.batch_size, (index + 1) * self.batch_size)
-            pixels = self.images.pixels[rows[span]]  # [N, C, H, W]
-            if self.augment:
-                pixels = pad_crop_mirror(
-                    pixels,
-                    self.order.rng(epoch, index),
-                    mirror=self.mirror,
-                    whole=self.order.whole(index),
-                    share=self.order.share,
-                )
-            yield pixels, labels[span]
-
-    def _pixels_at(self, positions: IntArray) -> Batch:
-        taken = self.images.take(positions)
-        return taken.pixels[torch.from_numpy(taken.rows)], torch.from_numpy(taken.labels)
-
-
-# A batch from a worker: pixels [n, 3, size, size] uint8; labels [n], [n, L], of masks [n, size, size], or of boxes a
-# dict for each image; (path, reason) of each file that could not be decoded; and what is wrong with labels that cannot
-# be used, which is raised in the main process, because an error loses its type and text on the way there.
-Decoded = tuple[Tensor, Any, Sequence[tuple[str, str]], str]
-
-
-@dataclass(frozen=True, eq=False)
-class BatchDecoder(Dataset[Decoded]):
-    """Item i is the whole batch i. Its random numbers depend on i only, not on the worker that decodes it."""
-
-    images: FileImages
-    order: Order
-    epoch: int
-    positions: IntArray  # of this process's images, in their order
-    size: int
-    augment: bool
-    num_classes: int
-
-    def __getitem__(self, index: int) -> Decoded:
-        rng, whole = self.order.rng(self.epoch, index), self.order.whole(index)
-        # One generator per image, so that a corrupt file does not change the other crops.
-        seeds = [rng.integers(2**63) for _ in range(whole)][self.order.share]
-        pixels: list[Pixels] = []
-        labels: list[Any] = []
-        corrupt: list[tuple[str, str]] = []
-        positions = self.positions[index * self.order.batch_size : (index + 1) * self.order.batch_size]
-        for position, seed in zip(positions, seeds, strict=True):
-            path, label = self.images.paths[position], np.asarray(self.images.labels[position])
-            targets: Any = label
-            crop = np.random.default_rng(seed) if self.augment else None
-            try:
-                if self.images.masks:
-                    mask = self.images.masks[position]
-                    image, targets = decode_with_mask(path, mask, self.size, crop, self.num_classes)
-                elif self.images.boxes:
-                    declared = self.images.sizes[position] if self.images.sizes else None
-                    image, targets = letterbox(path, self.images.boxes[position], self.size, crop, declared)
-                else:
-                    image = decode(path, self.size, crop, CROP_AREA[0] if label.ndim == 0 else LABELLED_AREA)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                corrupt.append((path, f"{type(error).__name__}: {error}"))
-            except DataError as error:
-                return torch.zeros(0), torch.zeros(0), (), str(error)
-            else:
-                pixels.append(image)
-                labels.append(targets)
-        stacked = np.stack(pixels) if pixels else np.zeros((0, 3, self.size, self.size), np.uint8)
-        if self.images.boxes:
-            return torch.from_numpy(stacked), labels, corrupt, ""
-        return torch.from_numpy(stacked), torch.from_numpy(np.stack(labels) if labels else np.zeros(0)), corrupt, ""
-
-
-@dataclass(eq=False, repr=False)
-class FileLoader(Loader):
-    """Batches of images from files. Corrupt images are skipped and listed in `corrupt`: path -> reason.
-
-    Attributes:
-        size: Height and width of the crops.
-        workers: Processes that decode files.
-        max_corrupt: Largest number of corrupt files in an epoch.
-    """
-
-    images: FileImages
-    size: int
-    workers: int
-    max_corrupt: int | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.corrupt: dict[str, str] = {}
-        # Of few images, a few corrupt ones are already many.
-        default = min(MOST_CORRUPT, max(1, self.num_images // CORRUPT_SHARE))
-        self._max_corrupt = default if self.max_corrupt is None else self.max_corrupt
-
-    def _pixels(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, epoch: _Epoch, start: int) -> Iterator[Batch]:
         batches: DataLoader[Decoded] = DataLoader(
-            self._decoder(self.order, epoch, self.order.positions(epoch), self.augment),
+            epoch,
             batch_size=None,
             sampler=range(start, len(self)),
-            num_workers=self.workers,
+            num_workers=0 if isinstance(self.images, MemoryImages) else self.workers,
             generator=torch.Generator(),  # DataLoader would draw from the global generator
         )
         corrupt: dict[str, str] = {}  # of this epoch
@@ -311,27 +270,17 @@ class FileLoader(Loader):
                 if wrong:
                     raise DataError(wrong)
                 corrupt.update(undecoded)
-                if len(corrupt) > self._max_corrupt:
+                if self.max_corrupt is not None and len(corrupt) > self.max_corrupt:
                     raise DataError(
-                        f"{len(corrupt)} images cannot be decoded, and at most {self._max_corrupt} of "
+                        f"{len(corrupt)} images cannot be decoded, and at most {self.max_corrupt} of "
                         f"{self.num_images} may be skipped; repair or delete them. The first ones: {_named(corrupt)}"
                     )
                 if len(labels):
-                    yield pixels, labels
+                    yield self._normalised(pixels, labels)
         finally:
             if not corrupt.keys() <= self.corrupt.keys():  # each epoch skips the same files; once is enough
                 logger.warning("skipped %d images that cannot be decoded: %s", len(corrupt), _named(corrupt))
             self.corrupt.update(corrupt)
-
-    def _pixels_at(self, positions: IntArray) -> Batch:
-        order = Order(len(positions), len(positions))
-        pixels, labels, _, wrong = self._decoder(order, 0, positions, augment=False)[0]
-        if wrong:
-            raise DataError(wrong)
-        return pixels, labels
-
-    def _decoder(self, order: Order, epoch: int, positions: IntArray, augment: bool) -> BatchDecoder:
-        return BatchDecoder(self.images, order, epoch, positions, self.size, augment, len(self.classes))
 
 
 def _named(corrupt: dict[str, str]) -> str:
