@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -161,15 +162,14 @@ def call(model: nn.Module, images: Any) -> Any:
 
 def move(images: Any, device: torch.device, channels_last: bool = False) -> Any:
     """Images on `device`, 4-dimensional ones in channels-last order if asked. The caller's tensors are not changed."""
-    if isinstance(images, Mapping):
-        return {key: move(value, device, channels_last) for key, value in images.items()}
-    if isinstance(images, list | tuple):
-        return tuple(move(value, device, channels_last) for value in images)
-    if not isinstance(images, Tensor):
-        raise DataError(f"images must be tensors [N, C, H, W], not {type(images).__name__}")
-    if channels_last and images.ndim == 4:
-        return images.to(device, non_blocking=True, memory_format=torch.channels_last)
-    return images.to(device, non_blocking=True)
+
+    def moved(image: Any) -> Tensor:
+        if not isinstance(image, Tensor):
+            raise DataError(f"images must be tensors [N, C, H, W], not {type(image).__name__}")
+        order = torch.channels_last if channels_last and image.ndim == 4 else torch.preserve_format
+        return image.to(device, non_blocking=True, memory_format=order)
+
+    return tree_map(moved, images)
 
 
 def order_channels_last(model: nn.Module) -> nn.Module:
@@ -185,10 +185,8 @@ def order_channels_last(model: nn.Module) -> nn.Module:
 
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's first parameter or buffer; the CPU if it has neither."""
-    for tensors in (model.parameters(), model.buffers()):
-        for tensor in tensors:
-            return tensor.device
-    return torch.device("cpu")
+    tensor = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
 
 
 def batch_digest(images: Any) -> bytes:

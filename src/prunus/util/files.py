@@ -77,8 +77,7 @@ def read_object(path: Path, otherwise: str = "") -> dict[str, Any]:
 # What a folder holds, as far as prunus has written it. Verbs refuse a folder that belongs to something else.
 
 PRUNING, TRAINING, STUDY, ROUND = "a pruning run", "a training run", "a study", "a round of a pruning run"
-PRUNED, SCORES, SENSITIVITY = "a pruned network", "scores", "a sensitivity analysis"
-CURVE = "a curve"
+PRUNED, SCORES, SENSITIVITY, CURVE = "a pruned network", "scores", "a sensitivity analysis", "a curve"
 
 # The files that only these have, in the order in which they are looked for.
 _FILES = {
@@ -121,9 +120,8 @@ def refuse_others(folder: Path, what: str, *writes: str, beside: tuple[str, ...]
         return
     if content is not None:
         raise RunError(f"{folder} holds {content}, and {what} would overwrite or mix up its files; use another folder")
-    taken = [name for name in writes if (folder / name).exists()]
-    if taken:
-        raise RunError(f"{folder} holds {taken[0]}, which is not that of {what}; use another folder")
+    if taken := next((name for name in writes if (folder / name).exists()), None):
+        raise RunError(f"{folder} holds {taken}, which is not that of {what}; use another folder")
 
 
 def refuse_overwriting(file: Path) -> None:

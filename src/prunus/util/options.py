@@ -127,12 +127,11 @@ def check_choice(name: str, value: Any, choices: Sequence[str] | Registry[Any], 
     """Raise `error` with the nearest name unless a value is one of the choices."""
     if value in choices:
         return
-    if isinstance(choices, Registry) and choices.names_function(value):
-        choices.check(value)
-        return
-    if isinstance(choices, Registry):
+    if not isinstance(choices, Registry):
+        raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guessed(value, choices)}")
+    if not choices.names_function(value):
         raise error(unknown(choices.what, value, choices))
-    raise error(f"{name} must be one of {', '.join(choices)}; got {value!r}{guessed(value, choices)}")
+    choices.check(value)
 
 
 def _check_bounds(name: str, value: Any, about: Option, error: type[PrunusError]) -> None:

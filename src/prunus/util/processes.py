@@ -82,10 +82,9 @@ def accelerating(device: torch.device | str | None, precision: Precision) -> Ite
     device = None if device is None else usable(device)
     state = _partial_state(device)
     device_before = state.device
-    shared_before: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for kind in (AcceleratorState, GradientState):
-        shared_before.append((kind._shared_state, dict(kind._shared_state)))
-        kind._shared_state.clear()
+    shared_before = [(kind._shared_state, dict(kind._shared_state)) for kind in (AcceleratorState, GradientState)]
+    for shared, _ in shared_before:
+        shared.clear()
     try:
         if device is not None and state.num_processes == 1:
             state.device = device
@@ -101,11 +100,10 @@ def accelerating(device: torch.device | str | None, precision: Precision) -> Ite
 def _partial_state(device: torch.device | str | None) -> Any:
     from accelerate import PartialState
 
+    if device is not None:
+        return PartialState(cpu=torch.device(device).type == "cpu")
     # Without cpu=True Accelerate starts each torchrun process on its own where there is no GPU.
-    cpu = not torch.cuda.is_available() if device is None else torch.device(device).type == "cpu"
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return PartialState(cpu=cpu and device is not None)
-    return PartialState(cpu=cpu)
+    return PartialState(cpu=os.environ.get("WORLD_SIZE", "1") != "1" and not torch.cuda.is_available())
 
 
 # Merging results of several processes, each of which reads its share of the images.
@@ -158,9 +156,8 @@ def check_even(images: int) -> None:
     """Raise ScoreError unless all processes have read the same number of images."""
     if processes() == 1:
         return
-    counts = torch.zeros(processes())
-    counts[dist.get_rank()] = images
-    shares = [int(n) for n in add_up(counts)]
+    mine = torch.arange(processes()) == dist.get_rank()
+    shares = add_up(images * mine).tolist()
     if len(set(shares)) > 1:
         raise ScoreError(
             f"{processes()} processes must read equal shares of the images, but they read "

@@ -131,10 +131,9 @@ class Registry(Mapping[str, E], Generic[E]):
         declared: dict[str, tuple[str, str]] = {}
         for module, path in files.items():
             for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(statement, ast.FunctionDef):
-                    calls = (mark for mark in statement.decorator_list if isinstance(mark, ast.Call))
-                    for mark in (mark for mark in calls if getattr(mark.func, "id", "") == self.what):
-                        declared[statement.name] = module, ast.literal_eval(mark.args[0])
+                for mark in getattr(statement, "decorator_list", ()):
+                    if isinstance(mark, ast.Call) and getattr(mark.func, "id", "") == self.what:
+                        declared[statement.name] = module, ast.literal_eval(mark.args[0])  # type: ignore[attr-defined]
                 call = getattr(statement, "value", None)
                 if isinstance(call, ast.Call):
                     texts = {k.arg: str(k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant)}
@@ -152,8 +151,7 @@ def import_homes(file: str) -> dict[str, str]:
 
 def unknown(what: str, name: str, known: Mapping[str, object] | list[str] | tuple[str, ...]) -> str:
     """The message for a name that does not exist: the nearest names first, then all of them."""
-    near = nearest(name, known)
-    guess = f": did you mean {' or '.join(near)}?" if near else "."
+    guess = f": did you mean {' or '.join(near)}?" if (near := nearest(name, known)) else "."
     return f"there is no {what} called {name!r}{guess} Available: {', '.join(known)}"
 
 

@@ -77,33 +77,27 @@ def html_table(lead: str, rows: Sequence[Sequence[str]]) -> str:
 # -- LaTeX and markdown
 
 # Characters that LaTeX reads as commands, or that its default font has elsewhere or not at all.
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    '"': "''",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "×": r"$\times$",
-    "–": "--",
-    "²": "$^2$",
-    "→": r"$\rightarrow$",
-}
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        **{sign: f"${sign}$" for sign in "<>|"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        '"': "''",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "×": r"$\times$",
+        "–": "--",
+        "²": "$^2$",
+        "→": r"$\rightarrow$",
+    }
+)
 
 
 def latex_text(text: str) -> str:
     """Plain text as LaTeX: special characters are escaped."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return text.translate(_LATEX)
 
 
 def latex_table(

@@ -79,14 +79,7 @@ def read_record(path: Path, kind: type[T], form: str, version: int) -> T:
 
 
 def versioned_object(text: str, what: str, form: str, version: int) -> dict[str, Any]:
-    """The JSON object of a text with "format" and "version", without these two.
-
-    Args:
-        text: The content of a file.
-        what: What it should be, as in "not a plan".
-        form: The expected format.
-        version: The expected version.
-    """
+    """The JSON object of a text with "format" and "version", without these two. `what`: as in "not a plan"."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -107,7 +100,13 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     if origin is Any:
         return data
     if origin in (Union, types.UnionType):
-        return _read_any_of(inner, data, where)
+        errors = []
+        for one in inner:
+            try:
+                return _read(one, data, where)
+            except FileError as error:
+                errors.append(error)
+        raise errors[0]
     if origin is Literal:
         if data not in inner:
             raise FileError(f"{where}: expected one of {', '.join(map(repr, inner))}, got {data!r}")
@@ -133,32 +132,20 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     return origin(data)  # a path, a set
 
 
-def _read_any_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
-    errors = []
-    for kind in kinds:
-        try:
-            return _read(kind, data, where)
-        except FileError as error:
-            errors.append(error)
-    raise errors[0]
-
-
 def _read_dataclass(kind: type[Any], data: Any, where: str) -> Any:
     entries = _expect(dict, data, where)
-    hints, values = get_type_hints(kind), {}
-    fields = [field for field in dataclasses.fields(kind) if field.init]
-    for field in fields:
+    hints, values, here = get_type_hints(kind), {}, where or kind.__name__
+    for field in (field for field in dataclasses.fields(kind) if field.init):
         if field.name in entries:
             values[field.name] = _read(hints[field.name], entries[field.name], _inside(where, field.name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise FileError(f"{where or kind.__name__}: {field.name!r} is missing")
-    unknown = entries.keys() - {field.name for field in dataclasses.fields(kind)}
-    if unknown:
-        raise FileError(f"{where or kind.__name__}: unknown entry {min(unknown)!r}")
+            raise FileError(f"{here}: {field.name!r} is missing")
+    if unknown := entries.keys() - {field.name for field in dataclasses.fields(kind)}:
+        raise FileError(f"{here}: unknown entry {min(unknown)!r}")
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
-        raise FileError(f"{where or kind.__name__}: {error}") from error
+        raise FileError(f"{here}: {error}") from error
 
 
 def _inside(where: str, name: str) -> str:

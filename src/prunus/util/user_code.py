@@ -29,12 +29,10 @@ def import_user_function(name: str, error: type[PrunusError]) -> Callable[..., A
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as missing:
+            cure = f"no module named {missing.name!r}; install it or put it into the current folder, {Path.cwd()}"
             if module_name.endswith(".py"):
-                raise error(f"{name!r}: leave out .py, as in package.module:function") from missing
-            raise error(
-                f"{name!r}: no module named {missing.name!r}; install it or put it into the current folder, "
-                f"{Path.cwd()}"
-            ) from missing
+                cure = "leave out .py, as in package.module:function"
+            raise error(f"{name!r}: {cure}") from missing
         except Exception as other:  # importing a user's module may raise anything
             raise error(f"{name!r}: importing {module_name} failed with {type(other).__name__}: {other}") from other
     function = getattr(module, attribute, None)
@@ -59,7 +57,6 @@ def failure(error: BaseException) -> str:
     Lines of installed packages and of prunus are passed over. TorchScript puts another traceback into the message; its
     last line is the error.
     """
-
     place = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_installed(frame.filename)][-1:]
     where = f" ({place[0].filename}:{place[0].lineno})" if place else ""
     text = str(error).strip()
@@ -87,7 +84,7 @@ def cannot_take(function: Callable[..., Any], *arguments: Any, **keywords: Any) 
     except TypeError as error:
         return str(error)
     except ValueError:  # written in C: it has no signature
-        return None
+        pass
     return None
 
 
