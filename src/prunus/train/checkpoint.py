@@ -100,8 +100,9 @@ class Checkpoint:
         """Write the file; the previous one is replaced atomically."""
         if self._folder is None or not self._writes:
             return
-        best, average = self._best, {} if self._average is None else self._average.model.state_dict()
-        kept = {"model": self._model.state_dict(), "best": {} if best is None else best.weights, "average": average}
+        best, kept = self._best, {"model": self._model.state_dict()}
+        kept |= {} if best is None else {"best": best.weights}
+        kept |= {} if self._average is None else {"average": self._average.model.state_dict()}
         tensors = {f"{kind}.{name}": _detached(t) for kind, weights in kept.items() for name, t in weights.items()}
         for name, parameter in self._model.named_parameters():
             buffer = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
@@ -113,8 +114,7 @@ class Checkpoint:
             "scaler": {} if self._scaler is None else self._scaler.state_dict(),
             "best": {} if best is None else {"number": best.number, "quality": to_data(best.quality)},
         }
-        content = save(tensors, metadata={"format": FORMAT, "state": json.dumps(state)})
-        write_atomically(self._folder / NAME, content)
+        write_atomically(self._folder / NAME, save(tensors, {"format": FORMAT, "state": json.dumps(state)}))
         _write_history(self._folder, history)
 
     def resume(self) -> list[Epoch]:
@@ -139,12 +139,9 @@ class Checkpoint:
         except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
             raise FileError(f"{path} is damaged ({error}); delete it to start again") from error
         now = self._identity
-        other = [key for key in {**was, **now} if was.get(key) != now.get(key)]
-        if other:
+        if other := [key for key in {**was, **now} if was.get(key) != now.get(key)]:
             shown = ", ".join(f"{key} was {_short(was.get(key))} and is now {_short(now.get(key))}" for key in other)
-            raise RunError(
-                f"{path} belongs to another run: {shown}. Use the same settings to continue it, or another folder"
-            )
+            raise RunError(f"{path} belongs to another run: {shown}. Use the same settings, or another folder")
 
         def part(kind: str) -> Weights:
             return {name[len(kind) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}

@@ -78,28 +78,19 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
             shapes.append({name: map.shape for name, map in maps.in_order().items() if map.ndim == 4})
         finally:
             maps.remove()
-    trained = _run_in_training(student, images)
+    try:  # a detector may decode its boxes in eval mode only, by modules that do not run in training
+        training = copy.deepcopy(student).train()
+        maps = FeatureMaps(training, [name for name, _ in training.named_modules() if name])
+        with generators_kept():
+            call(training, images)
+        trained = {*maps.in_order()}
+    except Exception:  # noqa: BLE001  it needs more than images to run in training mode
+        trained = {name for name, _ in student.named_modules()}
     same = {name: shape for name, shape in shapes[0].items() if shapes[1].get(name) == shape and name in trained}
     last = {tuple(shape[2:]): name for name, shape in same.items()}
     if not last:
-        raise RunError(
-            "distill_features: no feature map has the same shape in the network and its teacher; leave it out"
-        )
+        raise RunError("distill_features: no feature map has the same shape in network and teacher; leave it out")
     return list(last.values())
-
-
-def _run_in_training(model: nn.Module, images: Any) -> set[str]:
-    """The modules that run in training mode: a detector may decode its boxes in eval mode only. All, if it needs more
-    than images to run in training mode."""
-    copied = copy.deepcopy(model).train()
-    names = [name for name, _ in copied.named_modules() if name]
-    maps = FeatureMaps(copied, names)
-    try:
-        with generators_kept():
-            call(copied, images)
-    except Exception:  # noqa: BLE001  whatever the model's own code raises
-        return set(names)
-    return set(maps.in_order())
 
 
 class Teacher:

@@ -70,7 +70,6 @@ def steps_of_epochs(show: PhaseProgress, phase: str = "train") -> Callable[[Step
 
 Evaluate = Callable[[nn.Module, Batches], Evaluation]
 OnStep = Callable[[StepReport], None]
-OnEpoch = Callable[[Epoch], None]
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def fit(
     checkpoint_dir: str | Path | None = None,
     evaluate: Evaluate | None = None,
     progress: OnStep | bool | None = None,
-    on_epoch: OnEpoch | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
     **changes: Any,
 ) -> Fitted:
     """Train a copy of `model` on the batches of `train` and return it; `model` itself is not changed.
@@ -159,19 +158,17 @@ def fit(
 
 
 class Meter:
-    """Sums on the device. Reading them makes the CPU wait for an accelerator, so they are read only now and then."""
+    """Sums on the device. Reading them makes the CPU wait for an accelerator, so they are read only now and then.
+
+    The quality is measured during training only if it is per cent that are means over images.
+    """
 
     def __init__(self, device: torch.device, quality: Quality) -> None:
-        self._quality = quality
+        self._quality, self.measures = quality, quality.is_mean and quality.unit == "%"
         kind = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         self._sums = torch.zeros(2, dtype=kind, device=device)  # loss, quality
         self.num_images = 0
         self._start = time.perf_counter()
-
-    @property
-    def measures(self) -> bool:
-        """Whether the quality is measured during training: only per cent that are means over images."""
-        return self._quality.is_mean and self._quality.unit == "%"
 
     def add(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
         """Count one step of `count` images: mean loss (0-d), outputs and labels."""

@@ -110,7 +110,9 @@ def mimic(
         "mixed_precision": mixed_precision or ("bf16" if has_bf16(device_of(model)) else "no"),
         "device": device_of(model),
     }
-    some = SomeBatches(holdout, 0, _batches_for(holdout, HELD_OUT_IMAGES, likeness.task), 1)
+    first = next(iter(holdout), None)
+    size = 1 if first is None else count_images(unpack_for(likeness.task, first, 0, labelled=False)[0])
+    some = SomeBatches(holdout, 0, max(1, math.ceil(HELD_OUT_IMAGES / max(1, size))), 1)
 
     if lr is None:
         show = None if progress is None else reports_of("mimic: learning rate")(progress)
@@ -142,13 +144,11 @@ class Likeness:
 
     def __init__(self, model: nn.Module, original: nn.Module, task: Task, train: Batches) -> None:
         self.task, self.original = task, original
-        for batch in train:
-            images = unpack_for(task, batch, 0, labelled=False)[0]
-            break
-        else:
+        if (batch := next(iter(train), None)) is None:
             raise RunError("mimic: the loader gave no images")
+        images = move(unpack_for(task, batch, 0, labelled=False)[0], device_of(model))
         try:
-            self.names = common_maps(model, original, move(images, device_of(model)))
+            self.names = common_maps(model, original, images)
         except RunError:  # no map has the same shape in both: the outputs alone
             self.names = []
 
@@ -174,7 +174,7 @@ class Likeness:
             with evaluating(model), evaluating(self.original), generators_kept():
                 for number, batch in enumerate(batches):
                     images = move(unpack_for(self.task, batch, number, labelled=False)[0], device_of(model))
-                    student, teacher = (self._outputs(each, images) for each in (model, self.original))
+                    student, teacher = (self._picked(call(each, images)) for each in (model, self.original))
                     loss = (self.task.distil or squared_distance)(student, teacher, TEMPERATURE)
                     if self.names:
                         loss = loss + squared_distance(pair[0].last(), pair[1].last())
@@ -186,16 +186,8 @@ class Likeness:
             raise RunError("mimic: there are no held-out images")
         return Evaluation(-total / count, total / count, count)
 
-    def _outputs(self, model: nn.Module, images: Any) -> Any:
-        output = call(model, images)
+    def _picked(self, output: Any) -> Any:
         return output if self.task.outputs is None else self.task.outputs(output)
-
-
-def _batches_for(loader: Batches, images: int, task: Task) -> int:
-    """The number of batches that hold this many images, by the size of the first one."""
-    for batch in loader:
-        return max(1, math.ceil(images / max(1, count_images(unpack_for(task, batch, 0, labelled=False)[0]))))
-    return 1
 
 
 class _Parts:

@@ -18,7 +18,6 @@ from prunus.util.progress import Progress
 SHARES = (1.0, 0.3, 0.1, 0.03)  # of the schedule's rate
 FEWEST_STEPS, MOST_STEPS = 10, 40  # of each try
 SHARE_OF_RUN = 0.1  # all tries together take about this share of the training's steps
-
 MARGIN = 0.05  # of the best accuracy: a rate within it is close
 
 
@@ -54,13 +53,12 @@ def try_rates(
     few = SomeBatches(train, 0, steps_per_try(length(train), schedule.epochs), 1)
     tries = []
     for number, share in enumerate(SHARES):
-        rate = share * schedule.lr
-        short = dataclasses.replace(schedule, epochs=1, lr=rate)
+        short = dataclasses.replace(schedule, epochs=1, lr=share * schedule.lr)
         try:
-            fitted = fit(model, few, preset=short, progress=False, **others)
-            tries.append(RateTry(rate, evaluate(fitted.model, holdout).quality))
+            quality = evaluate(fit(model, few, preset=short, progress=False, **others).model, holdout).quality
         except DivergedError:
-            tries.append(RateTry(rate, -math.inf))
+            quality = -math.inf
+        tries.append(RateTry(short.lr, quality))
         if progress is not None:
             progress(number + 1, len(SHARES))
     return tuple(tries)

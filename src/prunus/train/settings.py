@@ -51,14 +51,14 @@ class Preset:
 
     def __post_init__(self) -> None:
         """Refuse values that would train nothing or diverge."""
-        if self.epochs < 1 or self.batch_size < 1:
-            raise RunError(f"preset {self.name}: epochs and batch_size must be at least 1, got {self}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise RunError(f"preset {self.name}: the learning rate must be above 0, got {self.lr}")
-        if self.schedule not in ("steps", "cosine"):
-            raise RunError(f"preset {self.name}: schedule must be steps or cosine, got {self.schedule!r}")
-        if not self.warmup >= 0:
-            raise RunError(f"preset {self.name}: warmup must be at least 0 epochs, got {self.warmup}")
+        wanted = {
+            "epochs and batch_size must be at least 1": self.epochs >= 1 and self.batch_size >= 1,
+            "the learning rate must be above 0": self.lr > 0 and math.isfinite(self.lr),
+            "schedule must be steps or cosine": self.schedule in ("steps", "cosine"),
+            "warmup must be at least 0 epochs": self.warmup >= 0,
+        }
+        if wrong := next((rule for rule, kept in wanted.items() if not kept), None):
+            raise RunError(f"preset {self.name}: {wrong}, got {self}")
 
     def lr_at(self, epochs_done: float) -> float:
         """The learning rate after `epochs_done` epochs; 2.5 is the middle of the third."""
@@ -89,9 +89,9 @@ def preset_of(name: str | Preset, *, epochs: int | None = None, lr: float | None
     """The preset of this name (or the preset itself), with epochs and learning rate replaced if they are given."""
     if isinstance(name, str) and name not in PRESETS:
         raise RunError(unknown("training preset", name, PRESETS))
-    if not isinstance(name, str | Preset):
-        raise RunError(f"preset must be a name or a prunus.Preset, got {name!r}")
     preset = PRESETS[name] if isinstance(name, str) else name
+    if not isinstance(preset, Preset):
+        raise RunError(f"preset must be a name or a prunus.Preset, got {name!r}")
     changes = {key: value for key, value in {"epochs": epochs, "lr": lr}.items() if value is not None}
     return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]
 

@@ -66,7 +66,6 @@ class SomeBatches:
         return len(range(length(self._loader))[slice(*self._which)])
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the loader which epoch begins."""
         set_epoch(self._loader, epoch)
 
 
@@ -111,8 +110,7 @@ def length(loader: Batches) -> int:
 def set_epoch(loader: Any, epoch: int) -> None:
     """Tell the loader and its samplers which epoch begins, if they have `set_epoch`."""
     for listener in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        tell = getattr(listener, "set_epoch", None)
-        if tell is not None:
+        if (tell := getattr(listener, "set_epoch", None)) is not None:
             tell(epoch)
 
 
@@ -158,7 +156,6 @@ class _Wrapper(nn.Module):
         self.network = network
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The network's own forward."""
         return self.network(*inputs, **named)
 
 

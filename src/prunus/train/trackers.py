@@ -68,26 +68,25 @@ def tracking(
     kind: Any = LOGGER_TYPE_TO_CLASS[name]
     if kind.requires_logging_directory and folder is None:
         raise RunError(f"the tracker {name} writes files: give the run a folder")
-    begun: list[Any] = []
+    tracker: Any = None
 
     def log(figures: Mapping[str, float | None], step: int) -> None:
-        if not begun:
+        nonlocal tracker
+        if tracker is None:
             PartialState()  # trackers ask it which process they are in
-            if name == BOARD:
-                tracker = kind(BOARD, folder, purge_step=None if done is None else done + 1)
-            else:
-                tracker = kind(PROJECT, folder) if kind.requires_logging_directory else kind(PROJECT)
+            more = {"purge_step": None if done is None else done + 1} if name == BOARD else {}
+            places = (folder,) if kind.requires_logging_directory else ()
+            tracker = kind(BOARD if name == BOARD else PROJECT, *places, **more)
             tracker.start()
-            begun.append(tracker)
             simple = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in config.items()}
-            begun[0].store_init_configuration(simple)
+            tracker.store_init_configuration(simple)
         finite = {tag(key): v for key, v in figures.items() if v is not None and math.isfinite(v)}
-        begun[0].log(finite, step=step)
+        tracker.log(finite, step=step)
 
     try:
         yield log
     finally:
-        for tracker in begun:
+        if tracker is not None:
             tracker.finish()
 
 
@@ -99,11 +98,11 @@ def tag(name: str) -> str:
 def epoch_figures(epoch: Epoch, quality: QualityText) -> dict[str, float | None]:
     """The figures of an epoch."""
     held = epoch.holdout
+    held_out = {} if held is None else {f"holdout/{quality.name}": held.quality, "holdout/loss": held.loss}
     return {
         "train/loss": epoch.loss,
         f"train/{quality.name}": epoch.quality,
         "train/lr": epoch.lr,
         "train/images_per_second": epoch.images_per_second,
-        f"holdout/{quality.name}": None if held is None else held.quality,
-        "holdout/loss": None if held is None else held.loss,
+        **held_out,
     }
