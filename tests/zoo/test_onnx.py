@@ -219,11 +219,9 @@ def test_the_size_of_the_images(tmp_path: Path) -> None:
     refused(path, r"takes images \[N, 6, 8, 8\], not of 12 x 12", size=12)
 
 
-def test_an_import_that_computes_something_else_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPERATIONS, "Relu", lambda op: op.call(torch.tanh, op.x))
-    refused(shapes_file(tmp_path / "m.onnx", 17), "computes something else than onnxruntime.*first at Relu b")
+    refused(shapes_file(tmp_path / "m.onnx", 17), "computes something else than onnxruntime for 1 image")
 
 
 def test_a_file_that_needs_its_number_of_images_is_refused(tmp_path: Path) -> None:

@@ -175,14 +175,10 @@ def read_unlabelled(path: Path, size: int | None) -> FolderData:
     return opened("folder", path, (), size, parts)
 
 
-# ILSVRC-2012. Its validation folder may be flat; then one of several files lists the labels.
+# ILSVRC-2012. Its validation folder may be flat; then a file lists the labels.
 
 CLASS_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt", "synsets.txt", CLASSES)
-DEVKIT = "ILSVRC2012_devkit_t12/data"
-SOLUTION = "LOC_val_solution.csv"  # Kaggle: ImageId,PredictionString with the wnid first
-DEVKIT_TRUTH = "ILSVRC2012_validation_ground_truth.txt"  # the devkit: one ILSVRC2012_ID per line, see meta.mat
-LISTS = ("val.txt", "val_map.txt", "ground_truth.txt", "imagenet_2012_validation_synset_labels.txt")
-WNID = re.compile(r"n\d{8}")
+LISTS = ("LOC_val_solution.csv", "val.txt", "val_map.txt")  # Kaggle's has `ImageId,wnid box`; others `file class`
 
 
 def read_imagenet(path: Path, size: int | None) -> FolderData:
@@ -209,15 +205,14 @@ def read_imagenet(path: Path, size: int | None) -> FolderData:
 
 def _flat_labels(path: Path, files: Sequence[str], known: tuple[str, ...] | None) -> tuple[tuple[str, ...], IntArray]:
     """Classes and labels of a flat validation folder; `known` are the classes if they are known already."""
-    listings = (SOLUTION, *LISTS, DEVKIT_TRUTH)
-    places = [place / name for place in (path, path / "val", path / DEVKIT) for name in listings]
-    truth = next((place for place in places if place.is_file()), None)
+    truth = next((place for name in LISTS for place in (path / name, path / "val" / name) if place.is_file()), None)
     if truth is None:
         raise DataError(
-            f"{path / 'val'}: a flat validation folder needs a file with its labels in {path}: "
-            f"{SOLUTION}, {', '.join(LISTS)}, or {DEVKIT}/{DEVKIT_TRUTH} with its meta.mat"
+            f"{path / 'val'}: move each image into a folder of its wnid, or give {path} a file with `file class` in "
+            f"each line: {', '.join(LISTS)}"
         )
-    answers = _answers(truth, files)
+    rows = (re.split(r"[\s,]+", line.strip()) for line in lines_of(truth))
+    answers = {Path(row[0]).stem: row[1] for row in rows if len(row) > 1}
     chosen = [answers.get(Path(file).stem, "") for file in files]
     if "" in chosen:
         raise DataError(f"{truth}: has no label for the image {files[chosen.index('')]}")
@@ -230,37 +225,6 @@ def _flat_labels(path: Path, files: Sequence[str], known: tuple[str, ...] | None
     if strangers := sorted(set(chosen) - set(numbers)):
         raise DataError(f"{truth}: lists classes that the training images do not have: {', '.join(strangers[:8])}")
     return names, np.array([numbers[answer] for answer in chosen], dtype=np.int64)
-
-
-def _answers(truth: Path, files: Sequence[str]) -> dict[str, str]:
-    """File name without suffix -> class, a wnid or a number, from any of the files that list them."""
-    rows = [re.split(r"[\s,]+", line.strip()) for line in lines_of(truth) if line.strip()]
-    if truth.name == SOLUTION:
-        return {row[0]: row[1] for row in rows if len(row) > 1 and WNID.fullmatch(row[1])}
-    if truth.name == DEVKIT_TRUTH:
-        rows = [[wnid] for wnid in _devkit_wnids(truth)]
-    if not all(len(row) == 1 for row in rows):
-        if wrong := next((number for number, row in enumerate(rows, 1) if len(row) != 2), None):
-            raise DataError(f"{truth}: line {wrong} should be `file class`, got {' '.join(rows[wrong - 1])!r}")
-        return {Path(image).stem: answer for image, answer in rows}
-    if len(rows) != len(files):
-        raise DataError(f"{truth}: has {len(rows)} lines for {len(files)} images; expected one for each")
-    return {Path(image).stem: row[0] for image, row in zip(files, rows, strict=True)}
-
-
-def _devkit_wnids(truth: Path) -> list[str]:
-    """The devkit numbers the classes from 1 in its own order; meta.mat gives the wnid of each number."""
-    from scipy.io import loadmat
-
-    meta = truth.parent / "meta.mat"
-    if not meta.is_file():
-        raise DataError(f"{truth}: its numbers refer to meta.mat of the devkit, which should be in the same folder")
-    try:
-        synsets = loadmat(str(meta), squeeze_me=True)["synsets"]
-        wnids = {int(number): str(wnid) for number, wnid in zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True)}
-        return [wnids[int(line)] for line in truth.read_text(encoding="utf-8").split()]
-    except (KeyError, ValueError, TypeError, OSError) as error:
-        raise DataError(f"{meta}: cannot give the classes of {truth} ({type(error).__name__}: {error})") from error
 
 
 # Images with several labels, listed in a CSV: a file in each line, and 0 or 1 for each label.
