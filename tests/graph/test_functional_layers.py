@@ -155,6 +155,19 @@ class Around(nn.Module):
 
 
 FREE = {"a:out", "middle:out", "b:out"}
+STACKED = {"a:out", "middle.0:out", "middle.1:out", "b:out"}
+
+
+class Standardised(OwnConv):
+    """Each filter has mean 0 and variance 1, times a gain: it depends on all of its inputs."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.gain = nn.Parameter(torch.rand(outputs, 1, 1, 1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), keepdim=True)
+        return F.conv2d(x, (self.weight - mean) / (variance + 1e-5).sqrt() * self.gain, self.bias, padding=1)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
@@ -178,10 +191,46 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
         {"b:out"},
     ),
     "scaled": (
-        lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight * 0.5, self.bias, padding=1), 8, 8),
+        lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight * 0.5, self.bias * 2, padding=1), 8, 8),
+        FREE,
+    ),
+    "standardised": (lambda: nn.Sequential(Standardised(8, 8), Standardised(8, 8)), STACKED),
+    "normalised by their largest weight": (
+        lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight / self.weight.max(), padding=1), 8, 8),
         {"b:out"},
     ),
-    "foreign bias": (lambda: Foreign(8, 8), {"b:out"}),
+    "by the number of inputs": (  # which pruning changes
+        lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight / self.weight.size(1), padding=1), 8, 8),
+        FREE,
+    ),
+    "with a parameter of another layer": (
+        lambda: Network(
+            lambda m, x: F.conv2d(x, m.layer.weight * m.other.weight, padding=1),
+            layer=OwnConv(8, 8),
+            other=OwnConv(8, 8),
+        ),
+        {"b:out"},
+    ),
+    "other bias": (lambda: Foreign(8, 8), FREE),
+    "lent": (
+        lambda: Network(lambda m, x: F.conv2d(x, m.layer.weight, m.layer.bias), layer=nn.Conv2d(8, 8, 1)),
+        {"middle.layer:out", "b:out"},
+    ),
+    "lent in groups": (
+        lambda: Network(lambda m, x: F.conv2d(x, m.layer.weight, groups=2), layer=nn.Conv2d(8, 8, 1, groups=2)),
+        {"b:out"},
+    ),
+    "a list of parameters": (
+        lambda: Network(lambda m, x: F.conv2d(x, m.layer[0]), layer=nn.ParameterList([torch.randn(8, 8, 1, 1)])),
+        {"b:out"},
+    ),
+    "functional_call": (
+        lambda: Network(
+            lambda m, x: torch.func.functional_call(m.layer, {"weight": m.layer.state_dict()["weight"] * 2}, (x,)),
+            layer=nn.Conv2d(8, 8, 1),
+        ),
+        {"b:out"},
+    ),
     "width in forward": (  # under a name that surgery leaves alone
         lambda: with_forward(OwnConv, lambda self, x: OwnConv.forward(self, x) * (self.tall / 8), 8, 8),
         FREE,
@@ -199,7 +248,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
         {"a:out", "middle.1:out", "b:out"},
     ),
     "edges": (lambda: Edges("input"), {"a:out", "b:out"}),
-    "blur in a number of groups": (lambda: Blurred("number"), {"b:out"}),
+    "blur in a number of groups": (lambda: Blurred("number"), {"a:out", "b:out"}),
+    "blur in eight groups": (
+        lambda: with_forward(Blurred, lambda self, x: F.conv2d(x, self.filters, groups=8), "number"),
+        {"b:out"},
+    ),
     "filters looked at": (
         lambda: with_forward(Blurred, lambda self, x: Blurred.forward(self, x) * self.filters.sum(), "input"),
         {"b:out"},
@@ -239,6 +292,31 @@ def test_pruned_blurs_are_pruned_again_and_loaded(tmp_path: Path) -> None:
     assert proof.same_state(pr.load(tmp_path / "net", fresh), small)
 
 
+def test_standardised_layers_are_pruned_twice_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+
+    def build() -> nn.Module:
+        return Around(nn.Sequential(Standardised(8, 8), Standardised(8, 8))).double().eval()
+
+    model = build()
+    graph = pr.trace(model, IMAGE)
+    first = pr.Plan.of(graph, {"a:out": [0, 2, 3, 5, 7], "middle.0:out": [1, 2, 3, 6]})
+    again = pr.trace(pr.prune(graph, first), IMAGE)
+    second = pr.Plan.of(again, {"a:out": [1, 4], "middle.0:out": [0, 3], "b:out": [2, 3]})
+    small = pr.prune(again, second)
+    with proof.masked(model, graph, {"a:out": [2, 7], "middle.0:out": [1, 6], "b:out": [2, 3]}):
+        wanted = proof.outputs(model, IMAGE)
+    assert proof.relative_error(proof.outputs(small, IMAGE), wanted) < 1e-12
+    assert small.middle[0].weight.shape == (2, 8, 3, 3)  # type: ignore[index, union-attr]
+    assert torch.equal(small.middle[0].gain, model.middle[0].gain[[1, 6]])  # type: ignore[index, union-attr]
+    runner = GraphRunner(again.analysis.traced)
+    got = runner.run(runner.bind(IMAGE))
+    assert proof.relative_error([got], proof.outputs(again.model, IMAGE)) < 1e-12
+    pr.save(small, first.then(second), tmp_path / "net")
+    assert proof.same_state(pr.load(tmp_path / "net", build()), small)
+
+
 def test_the_reason_names_a_number_of_groups() -> None:
-    graph = pr.trace(Around(Blurred("number")).double().eval(), IMAGE)
+    eight = with_forward(Blurred, lambda self, x: F.conv2d(x, self.filters, groups=8), "number")
+    graph = pr.trace(Around(eight).double().eval(), IMAGE)
     assert graph.frozen["a"].startswith("conv2d has a fixed number of groups, 8")

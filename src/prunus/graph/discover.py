@@ -34,6 +34,7 @@ from prunus.graph.labels import (
     tensors_in,
 )
 from prunus.graph.layer_trials import try_layers
+from prunus.graph.proxies import Number
 from prunus.graph.record import modes_kept, record_calls
 from prunus.graph.rules.attention import PRODUCTS
 from prunus.graph.rules.rulebook import RuleFinder
@@ -185,7 +186,8 @@ class LabelPass:
         long = [0] if _holds_filters(node, value) else [d for d in range(value.dim()) if value.size(d) > 1]
         # The weight or bias of a layer is cut with the layer. Surgery can replace parameters and buffers, but no plain
         # attributes and no constants of the code.
-        of_layer = attribute in ("weight", "bias") and any(self.traced.layer_of(user) == owner for user in node.users)
+        of_layer = owner in self.traced.computed or any(self.traced.layer_of(user) == owner for user in node.users)
+        of_layer = of_layer and attribute in self.traced.tensors_of(owner)
         is_table = (
             len(long) > 1 and self.with_products and value.is_floating_point() and value.numel() <= _LARGEST_TABLE
         )
@@ -244,7 +246,7 @@ def _holds_filters(node: fx.Node, value: Tensor) -> bool:
     for user in node.users:
         weight = argument_of(user, 1, "weight")
         groups = argument_of(user, 6, "groups")
-        if user.target in FUNCTIONS and weight is node and isinstance(groups, fx.Node):
+        if user.target in FUNCTIONS and weight is node and isinstance(groups, fx.Node | Number):
             return True
         if user.op == "call_method" and user.target in ("to", "type", "type_as", "float") and user.args[0] is node:
             return _holds_filters(user, value)

@@ -314,7 +314,8 @@ class Call:
         self.kwargs: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda n: values[n.name]) if node.kwargs else {}
         if isinstance(labels.emit, Replay) and labels.emit.numbers and node.name in labels.traced.with_numbers:
             self.args, self.kwargs = tree_map(labels.emit.number, (self.args, self.kwargs))
-        if node.op == "call_module" and self.args and isinstance(self.args[0], Tensor):
+        is_layer = node.op == "call_module" or labels.traced.is_layer_function(node)
+        if is_layer and self.args and isinstance(self.args[0], Tensor):
             self.args = (self._selected(self.args[0]), *self.args[1:])
 
     # -- what is called

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -67,13 +68,22 @@ def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
             elif cuts == "nothing":
                 hooked = " with its hooks" if _has_hooks(module) else ""
                 reason = f"{type(module).__name__} {name}{hooked} does not act like the layer it derives from"
-                if _computes_weights(module):
+                if type(module).__module__.startswith("torch.ao."):
+                    reason = f"{name} trains for int8, with the range of all of its weights; prune before prepare_qat"
+                elif _computes_weights(module):
                     reason = (
                         f"the weights of {name} are computed from all of its parameters together; make them plain "
                         "weights first, with torch.nn.utils.parametrize.remove_parametrizations, for example"
                     )
             if reason:
                 reasons[name] = reason
+        elif traced.is_layer_function(node) and (name := traced.functional[node.name]) in traced.computed:
+            cuts = _cuts(traced, node, trials)
+            if cuts == "outputs":
+                reading_all.add(name)
+            elif cuts == "nothing":
+                kind = type(traced.module(node)).__name__
+                reasons[name] = f"{kind} {name} computes the weights of an output from those of others"
     return reasons, frozenset(reading_all)
 
 
@@ -126,25 +136,26 @@ def _cuts(traced: Traced, node: fx.Node, trials: _Trials) -> Cuts:
     It is tried on a small random input; layers of the same class, settings and hooks are tried once.
     """
     module, shape = traced.module(node), traced.shapes[node.all_input_nodes[0].name]
+    tensors = traced.computed.get(traced.layer_of(node) or "", ())
     if isinstance(module, Projection):
         return "both" if module.has_own_columns else "outputs"
-    if not _is_changed(module):
+    if not tensors and not _is_changed(module):
         return "both"
     if not isinstance(shape, torch.Size):
         return "nothing"
     key = _settings(module)
     if key is None:
         with module_state_kept(traced.model):  # the hooks of a copy may write to the model
-            cuts = _try_cuts(module, len(shape))
+            cuts = _try_cuts(module, len(shape), tensors)
     else:
         if key not in trials:
-            trials[key] = _try_cuts(module, len(shape))
+            trials[key] = _try_cuts(module, len(shape), tensors)
         cuts = trials[key]
     # A layer that keeps all of its inputs gets a selection in front of it that fills in zeros.
     hooks = module._forward_pre_hooks.values()
     computing = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]  # they see no inputs
     fillable = len(hooks) == len(computing) + (selection_of(module) is not None)
-    calls = (call for call in traced.graph.nodes if call.op == "call_module" and call.target == node.target)
+    calls = (call for call in traced.graph.nodes if traced.layer_of(call) == traced.layer_of(node))
     return cuts if cuts != "outputs" or (fillable and all(call.args for call in calls)) else "nothing"
 
 
@@ -191,15 +202,18 @@ def _settings(module: nn.Module) -> tuple[object, ...] | None:
 
 
 @torch.no_grad()
-def _try_cuts(module: nn.Module, dims: int) -> Cuts:
-    """What a layer may lose, tried on random inputs with so many dimensions. The layer is not changed."""
+def _try_cuts(module: nn.Module, dims: int, tensors: Sequence[str]) -> Cuts:
+    """What a layer may lose, tried on random inputs with so many dimensions. The layer is not changed.
+
+    A layer of the user's own computes its weights from these `tensors`.
+    """
     try:
         whole = _copied(module).cpu().double().eval()
         unselect(whole)
         generator = torch.Generator().manual_seed(0)
         for parameter in whole.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        side, width = 15, _input_width(whole)
+        side, width = 15, _input_width(whole, tensors)
         if isinstance(whole, CONVOLUTIONS):  # large enough for its kernel
             dims = batched_dims(whole)  # with a batch dimension, also for layers that are called without one
             sides = zip(whole.kernel_size, whole.dilation, whole.stride, strict=True)
@@ -210,27 +224,31 @@ def _try_cuts(module: nn.Module, dims: int) -> Cuts:
         return "nothing"
     # Every other input of each group, or every other group of a group norm; then the rest. What depends on the largest
     # weight, for example, works with one of them, but not with both.
-    groups = np.arange(width).reshape(_groups(whole), -1)
+    groups = np.arange(width).reshape(1 if tensors else _groups(whole), -1)
     halves = [groups[:, ::2].reshape(-1), groups[:, 1::2].reshape(-1)]
     if isinstance(whole, nn.GroupNorm):
         groups = groups.reshape(whole.num_groups, -1)
         halves = [groups[::2].reshape(-1), groups[1::2].reshape(-1)]
-    if all(_agrees(whole, x, half, part) for part, half in enumerate(halves) if len(half)):
+    if all(_agrees(whole, x, half, part, tensors) for part, half in enumerate(halves) if len(half)):
         return "both"
-    mixes = isinstance(whole, MIXING) and not is_depthwise(whole)
     everything = np.arange(width)
-    return "outputs" if mixes and all(_agrees(whole, x, everything, part) for part in (0, 1)) else "nothing"
+    mixes = _mixes(whole, tensors) and all(_agrees(whole, x, everything, part, tensors) for part in (0, 1))
+    return "outputs" if mixes else "nothing"
 
 
-def _agrees(whole: nn.Module, x: Tensor, keep: Indices, part: int) -> bool:
+def _mixes(layer: nn.Module, tensors: Sequence[str]) -> bool:
+    return bool(tensors) or (isinstance(layer, MIXING) and not is_depthwise(layer))
+
+
+def _agrees(whole: nn.Module, x: Tensor, keep: Indices, part: int, tensors: Sequence[str]) -> bool:
     """Whether a copy that reads only `keep`, and has a part of the outputs, computes what the whole layer computes with
     zeros in the place of its other inputs."""
     axis = x.dim() - 1 if isinstance(whole, nn.Linear) else 1
     try:
         cut = _copied(whole)
-        outputs = _cut(cut, keep, part)
-        if isinstance(whole, MIXING) and not is_depthwise(whole):
-            gone = np.setdiff1d(np.arange(_input_width(whole)), keep)
+        outputs = _cut(cut, keep, part, tensors)
+        if _mixes(whole, tensors):
+            gone = np.setdiff1d(np.arange(_input_width(whole, tensors)), keep)
             x = x.index_fill(axis, torch.from_numpy(gone), 0)
         expected = whole(x).index_select(axis, torch.from_numpy(outputs))
         got = cut(x.index_select(axis, torch.from_numpy(keep)))
@@ -246,24 +264,24 @@ def _copied(layer: nn.Module) -> nn.Module:
     return copy.deepcopy(layer, surgery.computed_tensors(modules))
 
 
-def _cut(layer: nn.Module, keep: Indices, part: int) -> Indices:
+def _cut(layer: Any, keep: Indices, part: int, tensors: Sequence[str]) -> Indices:
     """Remove all inputs but `keep`, and a part of the outputs. Returns the outputs that are left."""
     if is_depthwise(layer):
         outputs = surgery.depthwise_filters(layer, keep)
         surgery.shrink_depthwise(layer, keep)
         return outputs
-    if isinstance(layer, MIXING):
+    if _mixes(layer, tensors):
         # All but the first two of each group, or these: not as the inputs, or a skip would not show.
-        out_width = int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
-        blocks = np.arange(out_width).reshape(_groups(layer), -1)
+        out_width = layer.weight.size(0) if tensors else getattr(layer, "out_features", 0) or layer.out_channels
+        blocks = np.arange(int(out_width)).reshape(1 if tensors else _groups(layer), -1)
         first = min(2, blocks.shape[1] // 2)
         outputs = (blocks[:, first:] if part == 0 or not first else blocks[:, :first]).reshape(-1)
-        surgery.shrink_mixing(layer, keep, outputs)
+        surgery.shrink_mixing(layer, keep, outputs, tensors)
         return outputs
     base = base_layer(layer)
     rule = None if base is None else LAYERS.get(base)
     if rule in (layers.channelwise, layers.prelu, layers.instance_norm, layers.group_norm):  # others are not cut
-        surgery.shrink_channelwise(layer, keep, _input_width(layer))
+        surgery.shrink_channelwise(layer, keep, _input_width(layer, tensors))
     return keep
 
 
@@ -271,7 +289,9 @@ def _groups(layer: Any) -> int:
     return 1 if is_depthwise(layer) else int(getattr(layer, "groups", 1))
 
 
-def _input_width(module: nn.Module) -> int:
+def _input_width(module: Any, tensors: Sequence[str]) -> int:
+    if tensors:
+        return int(module.weight.size(1))
     for name in ("in_channels", "in_features", "num_features", "num_channels"):
         width = getattr(module, name, None)
         if isinstance(width, int):

@@ -41,6 +41,7 @@ from prunus.graph.proxies import (
     values_in,
 )
 from prunus.graph.rules.rulebook import is_leaf
+from prunus.graph.selection import selection_of, without_selection
 from prunus.graph.traced import (
     FUNCTIONS,
     Example,
@@ -101,7 +102,7 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
             shared.restore()  # a cache of a class must not keep what stands in for values here
     without_absent(tracer.graph, tracer.called)
     attributes = tracer.attributes
-    functional = _functional_layers(tracer.graph, tracer.functional)
+    functional, computed = _functional_layers(tracer.graph, tracer.functional, tracer.shapes)
     lent = _lent_layers(tracer.graph, model)
     functional |= lent
     tracer.called |= {name: model.get_submodule(name) for name in lent.values()}
@@ -124,6 +125,7 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         literals=frozenset(name for name in attributes if not _has(model, name)),
         functional=functional,
         lent=frozenset(lent),
+        computed=computed,
         with_numbers=frozenset(tracer.with_numbers),
     )
 
@@ -149,30 +151,60 @@ def _run_tracer(
     return tracer
 
 
-def _functional_layers(graph: fx.Graph, noted: Mapping[str, str]) -> dict[str, str]:
+def _functional_layers(
+    graph: fx.Graph, noted: Mapping[str, str], shapes: Mapping[str, Shapes]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """The calls among those `noted` (node -> module) that can be cut like the calls of a layer: without groups, and
-    with a weight and a bias that nothing else uses."""
-    if not noted:
-        return {}
+    with a weight and a bias that are parameters of the module, or computed from these, and that nothing else uses.
+
+    Returns them, and of modules that compute them the names of what they are computed from.
+    """
+    parts: dict[str, set[fx.Node]] = {module: set() for module in noted.values()}
     wrong = set()
-    for node in graph.nodes:
-        if node.name in noted:
-            module = noted[node.name]
-            bias = argument_of(node, 2, "bias")
-            groups = argument_of(node, 6, "groups", 1)
-            is_own = isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{module}.bias"
-            if not (bias is None or is_own) or not isinstance(groups, int) or groups != 1:
-                wrong.add(module)
-        elif node.op == "get_attr":
-            module, _, tensor = str(node.target).rpartition(".")
-            if tensor in ("weight", "bias") and any(noted.get(user.name) != module for user in node.users):
-                wrong.add(module)
-    return {name: module for name, module in noted.items() if module not in wrong}
+    for node in (node for node in graph.nodes if node.name in noted):
+        module = noted[node.name]
+        weight, bias = (argument_of(node, *place) for place in ((1, "weight"), (2, "bias")))
+        behind = [_parameters_behind(tensor, module) for tensor in (weight, bias) if tensor is not None]
+        own = {shapes[n.name] for part in behind[:1] for n in part if n.target == f"{module}.weight"}
+        fits = own == {shapes[weight.name]} and (bias is None or not behind[1] or len(shapes[bias.name]) == 1)
+        if not all(behind) or not fits or argument_of(node, 6, "groups", 1) != 1:
+            wrong.add(module)
+        parts[module].update([node], *behind)
+    computed = {}
+    for module, nodes in parts.items():
+        users = {user for node in nodes if node.name not in noted for user in node.users}
+        if any(user.target is not len for user in users - nodes):  # with which code unpacks a tuple
+            wrong.add(module)
+        names = {str(node.target).rpartition(".")[2] for node in nodes if node.op == "get_attr"}
+        if not names <= {"weight", "bias"} or any(node.op != "get_attr" and node.name not in noted for node in nodes):
+            computed[module] = tuple(sorted(names))
+    functional = {name: module for name, module in noted.items() if module not in wrong}
+    return functional, {module: names for module, names in computed.items() if module not in wrong}
+
+
+def _parameters_behind(node: Any, module: str) -> set[fx.Node]:
+    """The nodes that compute a tensor, if it is computed from parameters and buffers of this module alone; else
+    none."""
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, fx.Node) or each.op == "call_module":
+            return set()
+        if each.op == "get_attr":
+            if str(each.target).rpartition(".")[0] != module:
+                return set()
+        elif not each.all_input_nodes:
+            return set()
+        if each not in found:
+            found.add(each)
+            waiting += each.all_input_nodes
+    return found
 
 
 def _lent_layers(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
-    """The only calls of F.linear on weights of linear layers that are never called themselves (node -> layer), as in
-    code that computes the bias: their outputs can be cut."""
+    """The only calls of functions on weights of layers that are never called themselves (node -> layer), as in code
+    that computes the bias: their outputs can be cut."""
     found: dict[str, str] = {}
     uses: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -182,10 +214,14 @@ def _lent_layers(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
         elif node.op == "get_attr" and attribute in ("weight", "bias"):
             uses.setdefault(owner, []).extend(user for user in node.users)
             for user in node.users:
-                if attribute == "weight" and user.target is F.linear and argument_of(user, 1, "weight") is node:
+                is_layer = user.target in FUNCTIONS and argument_of(user, 6, "groups", 1) == 1
+                if owner and attribute == "weight" and is_layer and argument_of(user, 1, "weight") is node:
                     found[user.name] = owner
     kept = {node: owner for node, owner in found.items() if {each.name for each in uses[owner]} == {node}}
-    return {node: owner for node, owner in kept.items() if type(model.get_submodule(owner)) is nn.Linear}
+    return {node: owner for node, owner in kept.items() if type(model.get_submodule(owner)) in _LENT}
+
+
+_LENT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _has(model: nn.Module, name: str) -> bool:
@@ -279,7 +315,7 @@ class ValueTracer(fx.Tracer):
         self.attributes: dict[str, Any] = {}  # parameters and buffers as forward found them
         self.called: dict[str, nn.Module] = {}
         self.functional: dict[str, str] = {}
-        self._followed: list[tuple[str, fx.Node]] = []  # modules with a weight that are being followed, and their input
+        self._followed: list[tuple[nn.Module, str, fx.Node]] = []  # modules with a weight, their names and inputs
         self.shapes: dict[str, Shapes] = {}
         self.identities: set[str] = set()
         self.guards: set[str] = set()
@@ -336,11 +372,11 @@ class ValueTracer(fx.Tracer):
             self.with_numbers.add(node.name)
         if self._followed and kind == "call_function" and target in FUNCTIONS:
             # A function on the weight of the module that is being followed, and on its input: perhaps a layer.
-            module, entered = self._followed[-1]
-            weight = argument_of(node, 1, "weight")
-            is_own = isinstance(weight, fx.Node) and weight.op == "get_attr" and weight.target == f"{module}.weight"
-            if is_own and node.args and node.args[0] is entered:
+            layer, module, entered = self._followed[-1]
+            if node.args and node.args[0] is entered and _parameters_behind(argument_of(node, 1, "weight"), module):
                 self.functional[node.name] = module
+                selection = selection_of(layer)
+                args = args if selection is None else (selection.of(value_of(args[0])), *args[1:])
         first = value_of(args[0]) if args and kind.startswith("call") else None
         written = first._version if isinstance(first, Tensor) and not first.is_inference() else None
         value = self._compute(kind, target, args, kwargs)
@@ -358,6 +394,9 @@ class ValueTracer(fx.Tracer):
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
         """One placeholder for each tensor of the example, wherever it is among the arguments of forward."""
+        self._names = {id(parameter): name for name, parameter in self.root.named_parameters()}
+        if self._follow_buffers:
+            self._names |= {id(buffer): name for name, buffer in self.root.named_buffers()}
         proxies = []
         for name, tensor in zip(self._arguments.names, self._arguments.tensors, strict=True):
             node = self.graph.create_node("placeholder", name, (), {})
@@ -415,11 +454,13 @@ class ValueTracer(fx.Tracer):
             return forward(*args, **kwargs)
         name = (self.submodule_paths or {}).get(m)
         if not self.is_leaf_module(m, ""):
-            has_weight = name is not None and m._parameters.get("weight") is not None
+            has_weight = bool(name) and m._parameters.get("weight") is not None  # the network itself is no layer
             if not has_weight or not args or type(args[0]) not in PROXIES:
                 return forward(*args, **kwargs)
             return self._follow(m, str(name), forward, args, kwargs)
-        computed = any(isinstance(parameter, TensorProxy) for parameter in m._parameters.values())  # functional_call
+        computed = any(
+            type(parameter) in (Tensor, TensorProxy) for parameter in m._parameters.values()
+        )  # functional_call
         if name is None or computed:  # a module made in forward is no part of the model
             return forward(*args, **kwargs)
         self.called[name] = m
@@ -448,12 +489,13 @@ class ValueTracer(fx.Tracer):
 
     def _follow(self, m: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Follow a module that has a weight. It is a layer if it calls a function on this weight and its input, and
-        uses its input for nothing else."""
+        uses its input for nothing else. A selection in front of it is a part of it."""
         node = args[0].node
         before = len(node.users)
-        self._followed.append((name, node))
+        self._followed.append((m, name, node))
         try:
-            return forward(*args, **kwargs)
+            with without_selection(m):
+                return forward(*args, **kwargs)
         finally:
             self._followed.pop()
             users = list(node.users)[before:]
@@ -466,10 +508,6 @@ class ValueTracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if self._computing or not isinstance(attr_val, Tensor) or isinstance(attr_val, TensorProxy):
             return attr_val
-        if not self._names:
-            self._names = {id(parameter): name for name, parameter in self.root.named_parameters()}
-            if self._follow_buffers:
-                self._names |= {id(buffer): name for name, buffer in self.root.named_buffers()}
         name = self._names.get(id(attr_val))
         if name is None:
             return attr_val

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.proxies import Number, input_tensors, number_on
-from prunus.graph.selection import InputMask
+from prunus.graph.selection import InputMask, selection_of
 from prunus.graph.traced import Traced, attribute_of, submodules
 
 Values = dict[fx.Node, Any]
@@ -97,7 +97,7 @@ class GraphRunner(fx.Interpreter):
             return self._run_node(n)
 
     def _run_node(self, n: fx.Node) -> Any:
-        if n.name in self.traced.functional and n.name not in self.traced.lent:
+        if self.traced.is_layer_function(n):
             return self._functional(n)
         args, kwargs = self.arguments(n, self.env)
         if n not in self.on_copies:
@@ -108,9 +108,11 @@ class GraphRunner(fx.Interpreter):
         return getattr(self, n.op)(n.target, args, kwargs)
 
     def _functional(self, n: fx.Node) -> Any:
-        """A function on the weight of a module: masks of the module's input apply, though the module is not called."""
+        """A function on the weight of a module: its selection and masks of its input apply, though it is not called."""
         layer = self.submodules[self.traced.functional[n.name]]
         (x, *rest), kwargs = self.arguments(n, self.env)
+        selection = selection_of(layer)
+        x = x if selection is None else selection.of(x)
         for mask in layer._forward_pre_hooks.values():
             x = mask.of(layer, x) if isinstance(mask, InputMask) else x
         return self.call_function(n.target, (x, *rest), kwargs)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,21 @@ def unselect(module: nn.Module) -> None:
     for key, hook in list(module._forward_pre_hooks.items()):
         if hook is _take:
             del module._forward_pre_hooks[key]
+
+
+@contextmanager
+def without_selection(module: nn.Module) -> Iterator[None]:
+    """Inside the block, a module reads all of its input."""
+    hooks = module._forward_pre_hooks
+    before = dict(hooks) if selection_of(module) is not None else {}
+    for key in [key for key, hook in before.items() if hook is _take]:
+        del hooks[key]
+    try:
+        yield
+    finally:
+        if before:
+            hooks.clear()
+            hooks.update(before)
 
 
 _CONVOLVE: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}  # dimensions of the input ->

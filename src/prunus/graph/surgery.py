@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
         else:
             select(layers[name], torch.from_numpy(selected.index), selected.dim, filled=selected.filled)
     for name, (inputs, outputs) in slices.mixing.items():
-        shrink_mixing(layers[name], inputs, outputs)
+        shrink_mixing(layers[name], inputs, outputs, graph.analysis.traced.tensors_of(name))
     for name, (channels, width) in slices.passing.items():
         layer = layers[name]
         if is_depthwise(layer):
@@ -191,12 +191,14 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
 # -- make a layer smaller: keep slices of its tensors. The layer, which must be part of a copy, is changed.
 
 
-def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
+def shrink_mixing(
+    layer: nn.Module, inputs: Indices, outputs: Indices, tensors: Sequence[str] = ("weight", "bias")
+) -> None:
     """Keep these inputs and outputs of a layer that mixes channels, in this order.
 
     Further tensors of a conv or linear layer, such as those from which a mask or a weight norm computes the weight, are
     cut like the weight if they have its shape, and otherwise if they have an entry for each output. A module that calls
-    a function on a weight of its own is cut too; attributes that say how wide it is follow.
+    a function on a weight of its own is cut too, in these `tensors`; attributes that say how wide it is follow.
     """
     if isinstance(layer, Projection):
         layer.keep(inputs, outputs)
@@ -219,8 +221,12 @@ def shrink_mixing(layer: nn.Module, inputs: Indices, outputs: Indices) -> None:
                     _slice(owner, name, outputs)
             _check_norms(owner)
     else:
-        _replace(layer, "weight", cut(weight))
-        _slice(layer, "bias", outputs)
+        for name in tensors:
+            tensor = getattr(layer, name, None)
+            if tensor is not None and tensor.shape == weight.shape:
+                _replace(layer, name, cut(tensor))
+            elif _has_entries(name, tensor, weight.size(0)):
+                _slice(layer, name, outputs)
     if "weight" in vars(layer):  # a hook computes it before each call
         layer.weight = cut(weight)
     if isinstance(layer, CONVOLUTIONS):

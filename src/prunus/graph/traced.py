@@ -42,12 +42,21 @@ class Traced:
     attributes: Mapping[str, Any]  # target of a get_attr node -> parameter, buffer or constant
     literals: frozenset[str]  # attributes that are not on the model: tensors that forward creates, `torch.tensor([1])`
     functional: Mapping[str, str] = field(default_factory=dict)  # call of a function on a module's weight -> module
-    lent: frozenset[str] = frozenset()  # those among them that call F.linear on the weight of a linear layer
+    lent: frozenset[str] = frozenset()  # those among them on the weight of a layer that is not called
+    computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # module -> what its weight is computed from
     with_numbers: frozenset[str] = frozenset()  # nodes that have an attribute of a module, a `Number`, as an argument
 
     def layer_of(self, node: fx.Node) -> str | None:
         """The name of the module that a node calls, or whose weight it gives to a function; None if there is none."""
         return str(node.target) if node.op == "call_module" else self.functional.get(node.name)
+
+    def is_layer_function(self, node: fx.Node) -> bool:
+        """Whether a node calls a function with which a module is a layer."""
+        return node.name in self.functional and node.name not in self.lent
+
+    def tensors_of(self, layer: str) -> tuple[str, ...]:
+        """The parameters and buffers that a module gives to its function, or computes what it gives from."""
+        return self.computed.get(layer, ("weight", "bias"))
 
     def function_name(self, node: fx.Node) -> str:
         """What a call of a convolution or linear function is called in costs: after its module or weight, if it can."""

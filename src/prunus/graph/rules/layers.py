@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from prunus.graph.labels import Call, Replay, Rule, along, constant, each_tensor, shapes_in, tensors_in
+from prunus.graph.proxies import Number
 from prunus.graph.rules.pointwise import elementwise, takes_sizes
 from prunus.graph.traced import channel_dim, is_depthwise
 
@@ -52,10 +53,12 @@ def _depthwise_function(call: Call) -> Any:
     dim = call.x.dim() - weight.dim() + 1
     vector, filters = call.vector(call.x, dim), call.vector(weight, 0)
     groups = call.literal(6, "groups")
-    if vector is None or filters is None or not isinstance(groups, fx.Node) or (filters < 0).any():
+    if vector is None or filters is None or not isinstance(groups, fx.Node | Number) or (filters < 0).any():
         return None
     if weight.size(1) != 1 or call.argument(6, "groups") != len(vector) or len(filters) % len(vector):
         return None
+    if isinstance(groups, Number):
+        call.counts(groups, vector)
     times = len(filters) // len(vector)
     met = call.unite(vector.repeat_interleave(times), filters, additive=False)
     met = met if bias is None else call.unite(met, bias, additive=False)
@@ -81,10 +84,16 @@ def functional_layer(call: Call) -> Any:
     if call.labels.traced.layer_of(call.node) is None:
         groups = call.literal(6, "groups")
         if isinstance(groups, int) and groups > 1:
-            return call.unknown(f"{call.what} has a fixed number of groups, {groups}; the size of its input may change")
-        return call.unknown(f"{call.what} is not the only use that a module makes of its input, weight and bias")
+            return call.unknown(
+                f"{call.what} has a fixed number of groups, {groups}; call a layer instead, or take the number from "
+                "the shape of its input or filters"
+            )
+        return call.unknown(
+            f"{call.what} is called on parameters that are no layer's alone, or not on the input of their module; "
+            "make it a layer, or a module that does nothing else with its input, weight and bias"
+        )
     weight: Tensor = call.argument(1, "weight")
-    for tensor in ("weight", "bias"):
+    for tensor in call.labels.traced.tensors_of(call.name):
         if f"{call.name}.{tensor}" in call.labels.opaque:
             return call.unknown(call.labels.opaque[f"{call.name}.{tensor}"])
     dim = call.x.dim() - weight.dim() + 1
@@ -97,12 +106,16 @@ def functional_layer(call: Call) -> Any:
 
 
 def _lent_layer(call: Call, weight: Tensor) -> Any:
-    """F.linear on the weight of a linear layer that is not called: nothing can be taken out in front of it, but it may
-    lose outputs. A computed bias meets them, such as parts in one parameter each."""
-    call.reads(call.keeps(-1, f"takes it, with the weight of {call.name}"))
-    out = along(call.writes(weight.size(0)), call.shape, call.x.dim() - 1)
-    bias = call.argument(2, "bias")
-    return out if bias is None else call.unite(out, bias, additive=False)
+    """A function on the weight of a layer that is not called: nothing can be taken out in front of it, but it may lose
+    outputs. A bias that is not the layer's own meets them, such as parts in one parameter each."""
+    dim = call.x.dim() - max(1, weight.dim() - 1)
+    call.reads(call.keeps(dim, f"takes it, with the weight of {call.name}"))
+    out = along(call.writes(weight.size(0)), call.shape, dim)
+    bias, node = call.argument(2, "bias"), call.literal(2, "bias")
+    if bias is None or (node.op == "get_attr" and node.target == f"{call.name}.bias"):
+        return out
+    bias = bias.reshape(-1, *(1,) * (weight.dim() - 2))
+    return call.unite(out, bias, additive=False)
 
 
 def channelwise(call: Call) -> Any:
