@@ -109,6 +109,20 @@ class SqueezeExcite(nn.Module):
         return self.fc(pooled(self.conv2(x * gate)))
 
 
+class GlobalResponseNorm(nn.Module):
+    """ConvNeXt V2: each channel is scaled by its length, relative to the mean length of all channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.eps = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.norm(p=2, dim=(2, 3), keepdim=True)
+        share = length / (length.mean(dim=1, keepdim=True) + self.eps)
+        return x + torch.addcmul(self.bias.view(1, -1, 1, 1), self.weight.view(1, -1, 1, 1), x * share)
+
+
 class SpatialGate(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ from tests.graph.odd_nets import (
     centred,
     standardised,
 )
+from tests.nets import GlobalResponseNorm
 
 BATCH = 2
 WIDTHS = (2, 3, 4, 6, 8, 12)
@@ -450,6 +451,7 @@ SHORT: list[tuple[int, Maker]] = [
     (4, depthwise),
     (6, conv_norm_act),
     (1, lambda b, x, c: b.layer(b.choice((nn.GroupNorm(b.choice(divisors(c)), c), nn.LocalResponseNorm(3))), x)),
+    (1, lambda b, x, c: b.layer(GlobalResponseNorm(c), x)),
     (5, pair),
     (3, lambda b, x, c: b.add("add", x, b.conv(b.like(x, 2), c))),  # branches of different widths
     (1, lambda b, x, c: b.add("gate", x, b.add("sigmoid", b.add("mean_kept", x)))),  # a channel's own mean as its gate

@@ -50,9 +50,9 @@ def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
     note(f"keep {keep}")
     plan = pr.Plan.of(graph, keep)
     with pr.zeroed(graph, plan):
-        zeroed = proof.outputs(net, IMAGE)
-    with proof.masked(net, graph, keep):
-        exact(proof.outputs(net, IMAGE), zeroed, whole)
+        zeroed = proof.outputs(graph.model, IMAGE)
+    with proof.masked(graph.model, graph, keep):
+        exact(proof.outputs(graph.model, IMAGE), zeroed, whole)
     small = pr.prune(graph, plan)
     exact(proof.outputs(small, IMAGE), zeroed, whole)
 
@@ -89,7 +89,7 @@ def prune_again(small: torch.nn.Module, graph: pr.ChannelGraph, first: pr.Plan |
     smaller = pr.prune(again, second)
     want = proof.outputs(smaller, IMAGE)
     with pr.zeroed(again, second):
-        exact(want, proof.outputs(small, IMAGE), proof.outputs(smaller, IMAGE))
+        exact(want, proof.outputs(again.model, IMAGE), proof.outputs(smaller, IMAGE))
     if first is not None:
         composed = first.then(second)
         direct = pr.prune(graph, composed)

@@ -220,7 +220,8 @@ def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | N
     plan = None if plan_file is None else Plan.load(plan_file)
     network = open_network(named, classes, plan, size)
     example = network.zeros(size)
-    graph = trace(network.model, example, streams if plan is None else plan.streams)
+    ways = {"streams": streams} if plan is None else {"streams": plan.streams, "norms": plan.norms}
+    graph = trace(network.model, example, **ways)
     cost = None if plan is None else graph.cost(plan)
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
     console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")

@@ -318,8 +318,8 @@ def structure(
     if (plan is None) == (widths is None):
         raise PlanError("give either the folder of a pruned network, or a network's name and --widths")
     whole = opened.model if opened.original is None else opened.original
-    streams: Any = units.streams if plan is None else plan.streams
-    graph = trace(whole, opened.example(), streams)
+    ways: Any = {"streams": units.streams} if plan is None else {"streams": plan.streams, "norms": plan.norms}
+    graph = trace(whole, opened.example(), **ways)
     if plan is None:
         plan = _plan_of_text(graph, str(widths))
     rows = study(graph, plan, by)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -36,7 +37,7 @@ from prunus.graph.replay import replay_plan
 from prunus.graph.surgery import carve
 from prunus.graph.traced import Example, Traced, check_example, check_network
 from prunus.graph.trials import Trial, twin_for
-from prunus.graph.units import Keep, Streams, Unit, make_units
+from prunus.graph.units import Keep, Norms, Streams, Unit, make_units
 from prunus.util.options import check_choice
 from prunus.util.state import undisturbed
 
@@ -56,6 +57,7 @@ class ChannelGraph:
         self.model: nn.Module = analysis.traced.model
         self.example = example
         self.streams: Streams = streams
+        self.norms: Norms = "compensated" if analysis.find_rule.compensates else "whole"
         self.analysis = analysis
         self.layers: dict[str, Layer] = find_layers(analysis)
         self.grouped = make_units(analysis, streams)
@@ -234,7 +236,9 @@ class ChannelGraph:
         return ChannelGraph(analysis, self.example, self.streams)
 
 
-def trace(model: nn.Module, example: Example, streams: Streams = "select", *, check: bool = True) -> ChannelGraph:
+def trace(
+    model: nn.Module, example: Example, streams: Streams = "select", *, norms: Norms = "whole", check: bool = True
+) -> ChannelGraph:
     """Follow every channel of `model` from the layers that write it to the layers that read it.
 
     The model is not changed: attributes, buffers, mode, random state, hooks and weights are as they were.
@@ -246,6 +250,9 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select", *, ch
         streams: how to treat channels that go through additions. "select": each layer that reads the stream selects the
             channels that it reads (the paper's channel selection layer). "coupled": all readers and writers drop a
             channel together, and no selection is needed.
+        norms: whether layer norms, RMS norms and group norms of one group may lose channels. "whole": what they
+            normalise keeps its width. "compensated": they count channels that are gone as zeros and divide by their
+            original number, which is exact. Streams lose channels in front of a norm only if they are coupled.
         check: at the end, carry out a trial plan and run it: units without which the network computes something else
             are frozen. Without it, trial plans are only followed on labels, and `prune` is the first to run the result.
 
@@ -253,17 +260,28 @@ def trace(model: nn.Module, example: Example, streams: Streams = "select", *, ch
         TraceError: the network cannot be followed, or does not run on the example.
     """
     check_choice("streams", streams, ("select", "coupled"), TraceError)
+    check_choice("norms", norms, ("whole", "compensated"), TraceError)
     check_network(model)
     check_example(example)
     with undisturbed(model):
         example = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, example)
+        compensates = norms == "compensated"
+
+        def graph_of(network: nn.Module) -> ChannelGraph:
+            analysis = discover(network, example, compensates=compensates)
+            twin = twin_for(model, example, with_means=True) if analysis.averaged else None
+            if twin is not None:
+                with suppress(TraceError):
+                    analysis = discover(twin, example, compensates=compensates)
+            return prove(ChannelGraph(analysis, example, streams), by_running=check)
+
         twin = twin_for(model, example)
         if twin is not None:
             try:
-                return prove(ChannelGraph(discover(twin, example), example, streams), by_running=check)
+                return graph_of(twin)
             except TraceError:  # such as code of nn.TransformerEncoder that looks at the values of a mask
                 pass
-        return prove(ChannelGraph(discover(model, example), example, streams), by_running=check)
+        return graph_of(model)
 
 
 def prune(graph: ChannelGraph, plan: Plan, *, check: bool = True) -> nn.Module:

@@ -74,6 +74,7 @@ class ChannelAnalysis:
     frozen: dict[int, str]  # channel that must be kept -> reason
     balances: tuple[Balance, ...]  # blocks hold channel numbers
     frozen_readers: Mapping[str, str] = field(default_factory=dict)  # reader that must not select channels -> reason
+    averaged: bool = False  # whether only means in the code of modules keep some channels
 
     @property
     def traced(self) -> Traced:
@@ -108,11 +109,14 @@ class ChannelAnalysis:
         )
 
 
-def discover(model: nn.Module, example: Example) -> ChannelAnalysis:
-    """Trace the network and follow its channels. The model is not changed. Call it inside `undisturbed(model)`."""
+def discover(model: nn.Module, example: Example, *, compensates: bool = False) -> ChannelAnalysis:
+    """Trace the network and follow its channels. The model is not changed. Call it inside `undisturbed(model)`.
+
+    compensates: norms over channels may lose some.
+    """
     with modes_kept(model):
         traced = record_calls(model, example)
-        find_rule = RuleFinder(traced, *try_layers(traced))
+        find_rule = RuleFinder(traced, *try_layers(traced), compensates=compensates)
         while True:  # layers and parameters are cut only if the rules can follow every use of them
             emit = Emitter()
             record = LabelPass(find_rule, emit).run()
@@ -274,6 +278,9 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
     extra = LabelPass(RuleFinder(training, {**find_rule.opaque, **kept}, find_rule.reading_all), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.frozen += extra.frozen
+    for name, (_, reason) in extra.norms.items():
+        if name not in record.norms:
+            record.frozen.append((extra.passes[name][extra.passes[name] >= 0], reason))
     # The code may not have been followed to its end, or takes another path with other arguments. A layer that no trace
     # reaches might be called then, so every value that has its width is kept.
     left = unseen - set(training.calls)
@@ -326,6 +333,10 @@ def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> ChannelAnal
     for one, _, additive, _ in record.unions:
         if additive:  # it goes through an addition with another layer's output
             stream[of_label[one]] = True
+    reasons = {reason for _, reason in record.averaged}
+    averaged = np.unique(of_label[np.concatenate([empty, *(labels for labels, _ in record.averaged)])])
+    averaged = averaged if find_rule.compensates else averaged[~stream[averaged]]
+    others = {c for labels, reason in record.frozen if reason not in reasons for c in of_label[labels].tolist()}
     return ChannelAnalysis(
         find_rule=find_rule,
         record=record,
@@ -337,6 +348,7 @@ def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> ChannelAnal
         stream=stream,
         frozen=frozen,
         balances=tuple(Balance(numbers(each.blocks), each.reader, each.reason) for each in record.balances),
+        averaged=any(channel not in others for channel in averaged.tolist()),
     )
 
 

@@ -254,6 +254,8 @@ class Record:
     selected: dict[str, Selected] = field(default_factory=dict)  # module -> what it selects (replay)
     decisions: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # what depends on widths, see `Call.decided`
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
+    norms: dict[str, tuple[int, str]] = field(default_factory=dict)  # norm or mean over channels -> axis, why whole
+    averaged: list[tuple[Indices, str]] = field(default_factory=list)  # labels that code takes the mean of, and reason
     numbers: dict[Origin, Indices] = field(default_factory=dict)  # attribute of a module -> the channels that it counts
     _varying: dict[int, frozenset[int]] = field(default_factory=dict)  # id of a value -> the axes of its channels
 
@@ -437,6 +439,12 @@ class Call:
     def passes(self, vector: Tensor) -> None:
         """This layer has parameters per channel and passes each channel on."""
         self._at_every_call(self.record.passes, vector)
+
+    def averages(self, axis: int, reason: str) -> None:
+        """This norm or mean over all channels divides by their original number, and takes those that are gone for
+        zeros. Streams keep theirs for this reason, unless norms are compensated."""
+        self.passes(self.channels(self.x, axis))
+        self.record.norms[self.name] = axis - self.x.dim(), reason
 
     def _at_every_call(self, vectors: dict[str, Indices], vector: Tensor) -> None:
         """A layer that is called several times has one weight for each position, so the channels that arrive there in

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prunus.graph.norms import give_means
 from prunus.graph.traced import named_modules
 from prunus.graph.units import Indices
 
@@ -274,8 +275,9 @@ def has_attention(model: nn.Module) -> bool:
     return any(isinstance(m, nn.MultiheadAttention) and reason_against(m) is None for _, m in named_modules(model))
 
 
-def written_out(model: nn.Module, uses: Uses) -> nn.Module:
-    """A twin of the network in which attentions are written out. It shares parameters, buffers and other modules."""
+def written_out(model: nn.Module, uses: Uses, averaging: Collection[nn.Module] = ()) -> nn.Module:
+    """A twin of the network in which attentions are written out, and modules compute the means in the code of those in
+    `averaging`. It shares parameters, buffers and other modules."""
     excluded = {id(part) for encoder in uses.padded for part in encoder.modules()}
     chosen = {
         id(module)
@@ -285,17 +287,20 @@ def written_out(model: nn.Module, uses: Uses) -> nn.Module:
         and reason_against(module) is None
         and id(module) not in excluded
     }
+    means = {id(module) for module in averaging}
     memo: dict[int, Any] = {}
     for _, module in named_modules(model):
         # Shared dicts: the twin sees parameters and buffers that are replaced in the network later.
         memo |= {id(part): part for part in (module._parameters, module._buffers)}
         memo |= {id(t): t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None}
-        if not any(id(part) in chosen for part in module.modules()):
+        if not any(id(part) in chosen or id(part) in means for part in module.modules()):
             memo[id(module)] = module
     crossing = {id(module): crosses for module, crosses in uses.crossing.items()}
     twin = copy.deepcopy(model, memo)
     for part in chosen:
         _write_out(memo[part], crossing[part])
+    for part in means:
+        give_means(memo[part])
     for module in twin.modules():
         if isinstance(module, nn.TransformerEncoder) and is_followed(module):
             module.use_nested_tensor = False

@@ -13,17 +13,15 @@ a `Number`: so the label rules find which channels it counts, plans say how many
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from prunus.graph.proxies import Number, value_of
+from prunus.graph.rewriting import names_in_forward, rewritten
 from prunus.graph.traced import CONVOLUTIONS, MIXING, named_modules
 
 WIDTH = "prunus_width_"
@@ -83,57 +81,22 @@ def with_own_widths(module: nn.Module) -> type[nn.Module] | None:
     kind: Any = type(module)
     if hasattr(kind, "prunus_width"):
         return kind  # type: ignore[no-any-return]
-    code = getattr(_forward_of(kind), "__code__", None)
-    if code is None or _ATTENTION.isdisjoint(code.co_names):
+    if _ATTENTION.isdisjoint(names_in_forward(kind)):
         return None
     linear = any(isinstance(child, nn.Linear) for child in module.children())
     convolves = any(isinstance(child, CONVOLUTIONS) for child in module.children())
-    return _rewritten(kind, linear) if linear or convolves else None
-
-
-def _forward_of(kind: type[nn.Module]) -> Any:
-    """The method as it is written: that of TorchScript modules cannot be asked for at the class."""
-    return next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
+    return _asking(kind, linear) if linear or convolves else None
 
 
 @lru_cache(maxsize=256)
-def _rewritten(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
-    forward = _forward_of(kind)
-    if not isinstance(forward, FunctionType) or forward.__code__.co_freevars or hasattr(forward, "__wrapped__"):
-        return None
-    if any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1]):
-        return None  # a subclass would run the user's code, which may enter it in a list of classes
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    function = tree.body[0]
-    if not isinstance(function, ast.FunctionDef) or function.decorator_list or function.args.args[:1] == []:
-        return None
-    names = _names_of_channels(function, last)
-    private = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr.startswith("__"))
-    if not names or function.args.args[0].arg != "self" or any(not n.attr.endswith("__") for n in private):
-        return None
-    for node in ast.walk(function):  # evaluated where the class is, and not needed again
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    function.returns = None
-    function.args.defaults = [ast.Constant(None) for _ in function.args.defaults]
-    function.args.kw_defaults = [each and ast.Constant(None) for each in function.args.kw_defaults]
-    uses = _Uses(names)
-    function.body = [uses.visit(statement) for statement in function.body]
-    ast.increment_lineno(tree, forward.__code__.co_firstlineno - 1)
-    found: dict[str, Any] = {}
-    exec(compile(ast.fix_missing_locations(tree), forward.__code__.co_filename, "exec"), forward.__globals__, found)
-    rewritten = found[function.name]
-    rewritten.__defaults__, rewritten.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+def _asking(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
+    def edit(function: ast.FunctionDef) -> bool:
+        names = _names_of_channels(function, last)
+        uses = _Uses(names)
+        function.body = [uses.visit(statement) for statement in function.body]
+        return bool(names)
 
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        return _restored, (kind, last), self.__dict__
-
-    body = {"forward": rewritten, "prunus_width": _prunus_width, "__reduce_ex__": reduce}
-    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), body)
+    return rewritten(kind, edit, (_restored, kind, last), prunus_width=_prunus_width)
 
 
 def give_own_widths(module: nn.Module) -> None:
@@ -164,5 +127,5 @@ def own_widths_known(model: nn.Module, is_layer: Callable[[nn.Module], bool]) ->
 
 def _restored(kind: Any, last: bool) -> nn.Module:
     """An empty module of the rewritten class, when one is copied or unpickled."""
-    found = _rewritten(kind, last) or kind
+    found = _asking(kind, last) or kind
     return found.__new__(found)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.errors import FileError, PlanError
-from prunus.graph.units import Keep, Streams, Unit
+from prunus.graph.units import Keep, Norms, Streams, Unit
 from prunus.util.typed_json import versioned_object
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Plan:
         example: Shapes and types of the example input, so that the network can be traced again.
         widths: Unit -> its number of channels in that network.
         keep: Unit -> kept channels, ascending.
+        norms: Whether norms over channels may lose some: "whole" or "compensated".
     """
 
     fingerprint: str
@@ -105,6 +106,7 @@ class Plan:
     example: Any
     widths: Mapping[str, int]
     keep: Mapping[str, tuple[int, ...]]
+    norms: Norms = "whole"
 
     @classmethod
     def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:
@@ -127,7 +129,7 @@ class Plan:
         }
         graph.check(kept)
         widths = {name: unit.width for name, unit in graph.units.items()}
-        return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept)
+        return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept, graph.norms)
 
     def then(self, later: Plan) -> Plan:
         """Both plans in one, for the network of this plan. `later` is a plan for the network that this plan gives."""
@@ -137,6 +139,8 @@ class Plan:
             raise PlanError(
                 f"a plan with streams={self.streams!r} cannot be followed by one with streams={later.streams!r}"
             )
+        if self.norms != later.norms:
+            raise PlanError(f"a plan with norms={self.norms!r} cannot be followed by one with norms={later.norms!r}")
         for name, width in later.widths.items():
             if name not in self.keep:
                 raise PlanError(f"the later plan has a unit {name!r} that the first plan does not have")
@@ -149,7 +153,7 @@ class Plan:
             name: tuple(kept[i] for i in later.keep[name]) if name in later.keep else kept
             for name, kept in self.keep.items()
         }
-        return Plan(self.fingerprint, self.streams, self.example, dict(self.widths), keep)
+        return Plan(self.fingerprint, self.streams, self.example, dict(self.widths), keep, self.norms)
 
     def removed(self) -> dict[str, int]:
         """unit -> number of channels that it loses."""
@@ -170,6 +174,8 @@ class Plan:
         network, units = type(graph.model).__name__, graph.units
         if self.streams != graph.streams:
             return f"it was made with streams={self.streams!r}, this graph with {graph.streams!r}"
+        if self.norms != graph.norms:
+            return f"it was made with norms={self.norms!r}, this graph with {graph.norms!r}"
         for name in {**self.widths, **units}:
             if name not in units:
                 return f"it has a unit {name!r} that {network} does not have"
@@ -189,6 +195,7 @@ class Plan:
             "version": VERSION,
             "fingerprint": self.fingerprint,
             "streams": self.streams,
+            **({} if self.norms == "whole" else {"norms": self.norms}),
             "example": self.example,
         }
         units = {name: {"width": self.widths[name], "keep": list(kept)} for name, kept in self.keep.items()}
@@ -202,13 +209,16 @@ class Plan:
         try:
             if data["streams"] not in ("select", "coupled"):
                 raise ValueError(f'"streams" must be "select" or "coupled", not {data["streams"]!r}')
+            if data.get("norms", "whole") not in ("whole", "compensated"):
+                raise ValueError(f'"norms" must be "whole" or "compensated", not {data["norms"]!r}')
             widths, keep = {}, {}
             for name, unit in data["units"].items():
                 width = widths[str(name)] = unit["width"]
                 if type(width) is not int or width < 1:
                     raise ValueError(f"the width of {name!r} must be a whole number above 0, not {width!r}")
                 keep[str(name)] = checked_indices(str(name), width, unit["keep"], can_vanish=True)
-            return cls(str(data["fingerprint"]), data["streams"], data["example"], widths, keep)
+            norms = data.get("norms", "whole")
+            return cls(str(data["fingerprint"]), data["streams"], data["example"], widths, keep, norms)
         except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
             raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error
 

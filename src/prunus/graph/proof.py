@@ -239,10 +239,10 @@ def _inside(graph: ChannelGraph, slices: Slices, foreign: Callable[[Tensor], boo
     calls = [node for node in graph.analysis.traced.graph.nodes if node.op.startswith("call")]
     unused = [node for node in calls if node.op == "call_module" and not node.users]  # as the average of heads
     nodes = [*unused, *filter(graph.analysis.find_rule.is_users, calls)]
-    user_ruled = {str(node.target) for node in nodes if node.op == "call_module" and str(node.target) not in gone}
+    own_affair = {str(node.target) for node in nodes if node.op == "call_module"} | graph.analysis.record.norms.keys()
     # Inside of a removed branch, functions have other results; it is the layers behind it that are compared.
     functions = not gone and all(node.op == "call_module" for node in nodes)
-    return Inside(kept, foreign, user_ruled, functions=functions)
+    return Inside(kept, foreign, own_affair - gone, functions=functions)
 
 
 def _first_failing(

@@ -19,6 +19,7 @@ from prunus.graph.branches import Branch, Removed
 from prunus.graph.cost import Liveness
 from prunus.graph.discover import LabelPass
 from prunus.graph.labels import GONE, Mismatch, Record, Replay, entries_of, match, pick, varying
+from prunus.graph.own_widths import WIDTH
 from prunus.graph.proxies import Origin
 from prunus.graph.rules.rulebook import RuleFinder
 from prunus.graph.selection import selection_of
@@ -185,5 +186,9 @@ def _slices(graph: ChannelGraph, live: Liveness, record: Record, numbers: dict[O
             shape = traced.attributes[name].shape
             axes = entries_of(written, shape, np.isin(np.arange(len(written)), index))
             slices.parameters[name] = {d: each for d, each in enumerate(axes) if len(each) < shape[d]}
-    slices.numbers.update({each: n for each, n in numbers.items() if 0 < n < len(old.numbers[each])})
+    # Code that takes the width of its input for another one needs its own also if only the input has become narrower.
+    narrower = graph.streams == "coupled" and bool(slices.mixing)
+    for each, count in numbers.items():
+        if 0 < count < len(old.numbers[each]) or (count and narrower and each[1].startswith(WIDTH)):
+            slices.numbers[each] = count
     return slices

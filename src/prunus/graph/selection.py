@@ -193,8 +193,9 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
 class InputMask:
     """A forward pre-hook that sets these channels of a layer's input to zero."""
 
-    def __init__(self, channels: Tensor) -> None:
-        self.channels = channels
+    def __init__(self, channels: Tensor, axis: int | None = None) -> None:
+        """axis: of the channels, counted from the end; None: that of a conv or linear layer."""
+        self.channels, self.axis = channels, axis
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if args:
@@ -204,6 +205,9 @@ class InputMask:
 
     def of(self, layer: nn.Module, x: Tensor) -> Tensor:
         """`x` with zeros in these channels. Modes that watch the network's functions do not see it."""
-        weight: Tensor = layer.weight  # type: ignore[assignment]
+        axis = self.axis
+        if axis is None:
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            axis = x.dim() - weight.dim() + 1
         with torch._C.DisableTorchFunction() if type(x) is Tensor else nullcontext():
-            return x.index_fill(x.dim() - weight.dim() + 1, self.channels.to(x.device), 0)
+            return x.index_fill(axis, self.channels.to(x.device), 0)

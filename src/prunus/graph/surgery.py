@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from prunus.errors import PlanError
 from prunus.graph.branches import remove_branch
 from prunus.graph.multihead import Projection
+from prunus.graph.norms import compensate
 from prunus.graph.own_widths import WIDTH, give_own_widths
 from prunus.graph.proxies import set_number
 from prunus.graph.selection import InputMask, select, unselect
@@ -65,6 +66,8 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
             shrink_depthwise(layer, channels)
         else:
             shrink_channelwise(layer, channels, width)
+            if name in graph.analysis.record.norms:
+                compensate(layer, len(channels), width, graph.analysis.record.norms[name][0])
     for name, entries in slices.parameters.items():
         shrink_parameter(model, name, entries)
     for origin, number in slices.numbers.items():
@@ -159,8 +162,8 @@ def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
 def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     """Inside the block, `graph.model` computes what the pruned model would compute.
 
-    The channels that a reader drops are set to zero where they enter it. Of a branch that is removed, zeros are added.
-    Weights are not touched.
+    The channels that a reader drops are set to zero where they enter it, and where they enter norms over channels. Of a
+    branch that is removed, zeros are added. Weights are not touched.
 
     Args:
         graph: the graph of the model.
@@ -172,12 +175,13 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
         unit = graph.units[name]
         gone = np.ones(unit.width, dtype=bool)
         gone[np.asarray(kept, dtype=np.int64)] = False
-        for reader in unit.readers if gone.any() else ():
+        for reader in (*unit.readers, *unit.norms) if gone.any() else ():
             dropped.setdefault(reader.module, []).append(reader.inputs[gone[reader.channels]].reshape(-1))
     hooks: list[RemovableHandle] = []
     try:
         for name, parts in dropped.items():
-            mask = InputMask(torch.from_numpy(np.concatenate(parts)))
+            axis, _ = graph.analysis.record.norms.get(name, (None, ""))
+            mask = InputMask(torch.from_numpy(np.concatenate(parts)), axis)
             hooks.append(graph.analysis.traced.modules[name].register_forward_pre_hook(mask, with_kwargs=True))
         ends = [graph.model.get_submodule(branch.end) for branch in graph.removed_by(keep).branches]
         hooks += [end.register_forward_hook(lambda module, args, output: torch.zeros_like(output)) for end in ends]

@@ -29,6 +29,7 @@ from prunus.graph.compare import (
     run_of,
 )
 from prunus.graph.multihead import Uses, has_attention, written_out
+from prunus.graph.norms import modules_with_means
 from prunus.graph.rules.attention import PRODUCTS
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.graph.traced import Example, Traced, as_call, named_modules
@@ -260,9 +261,11 @@ def _is_of_space(node: fx.Node, traced: Traced, depth: int = 4) -> bool:
 _ROUNDING = 1e-3  # both run the same calls: only the code of another path differs by more
 
 
-def twin_for(model: nn.Module, example: Example) -> nn.Module | None:
-    """The network with the attentions of PyTorch written out; None if it has none, or would compute something else."""
-    if not has_attention(model):
+def twin_for(model: nn.Module, example: Example, *, with_means: bool = False) -> nn.Module | None:
+    """The network with the attentions of PyTorch written out, and on request with modules for the means in its code.
+    None if it has none, or would compute something else."""
+    averaging = modules_with_means(model) if with_means else []
+    if not averaging and (with_means or not has_attention(model)):
         return None
     uses, drawn = Uses(), randomised(example)
     try:
@@ -271,7 +274,7 @@ def twin_for(model: nn.Module, example: Example) -> nn.Module | None:
                 uses.watch(model, hooks)
                 outputs_of(model, drawn)
             output = outputs_of(model, drawn)  # without hooks, with which nn.TransformerEncoder takes another path
-            twin = written_out(model, uses)
+            twin = written_out(model, uses, averaging)
         with in_mode(twin, "eval"):
             return twin if distance(outputs_of(twin, drawn), output) <= _ROUNDING else None
     except Exception:  # noqa: BLE001  whatever the model's own code raises

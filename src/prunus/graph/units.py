@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["private", "stream"]
 Streams = Literal["select", "coupled"]
+Norms = Literal["whole", "compensated"]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Keep = Mapping[str, Sequence[int]]  # unit -> channels to keep
@@ -29,7 +30,7 @@ Keep = Mapping[str, Sequence[int]]  # unit -> channels to keep
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A conv or linear layer that mixes the channels of a unit.
+    """A conv or linear layer that mixes the channels of a unit, or a norm over them.
 
     Attributes:
         module: The name of the layer.
@@ -80,6 +81,7 @@ class Unit:
             cannot be removed evenly.
         readers: The layers that read the channels.
         writers: The layers that write them.
+        norms: The norms and means over channels that count dropped ones as zeros.
         blocks: `blocks[i]` is the block of channel i.
         can_vanish: It may keep no channel at all: the residual branch that it is in is then removed.
     """
@@ -92,6 +94,7 @@ class Unit:
     writers: tuple[Writer, ...]
     blocks: Indices
     can_vanish: bool = False
+    norms: tuple[Reader, ...] = ()
 
     def __repr__(self) -> str:
         """One line without the arrays: width, kind, and the layers by name."""
@@ -148,6 +151,7 @@ def make_units(analysis: ChannelAnalysis, streams: Streams) -> Grouped:
         elif draft.reader is None:
             frozen |= {int(c): reason for c in draft.channels if int(c) not in frozen}
     reads, writes = Places(analysis.reads, analysis.channels), Places(analysis.writes, analysis.channels)
+    over = Places({name: analysis.passes[name] for name in analysis.record.norms}, analysis.channels)
     units: dict[str, Unit] = {}
     same: dict[bytes, tuple[Writer, ...]] = {}  # readers of one stream share its writers
     for draft in kept:
@@ -156,7 +160,10 @@ def make_units(analysis: ChannelAnalysis, streams: Streams) -> Grouped:
             same[key] = tuple(Writer(*part) for part in writes.of(draft.channels))
         readers = tuple(Reader(*part) for part in reads.of(draft.channels, draft.reader))
         width = len(draft.channels)
-        units[draft.name] = Unit(draft.name, width, draft.granule, draft.kind, readers, same[key], draft.blocks)
+        norms = tuple(Reader(*part) for part in over.of(draft.channels)) if over.names and not draft.reader else ()
+        units[draft.name] = Unit(
+            draft.name, width, draft.granule, draft.kind, readers, same[key], draft.blocks, norms=norms
+        )
     channels = {draft.name: draft.channels for draft in kept}
     return Grouped(units, channels, frozen, {draft.name: draft.reader for draft in kept if draft.reader is not None})
 
@@ -169,6 +176,11 @@ def _frozen_channels(analysis: ChannelAnalysis, alone: Mask) -> dict[int, str]:
         for vector in vectors.values():
             met[vector[vector >= 0]] = True
         for channel in np.flatnonzero(~met).tolist():
+            frozen.setdefault(channel, reason)
+    whole = alone if analysis.find_rule.compensates else alone | analysis.stream
+    for name, (_, reason) in analysis.record.norms.items():
+        vector = analysis.passes[name]
+        for channel in vector[(vector >= 0) & whole[np.maximum(vector, 0)]].tolist():
             frozen.setdefault(channel, reason)
     for balance in analysis.balances:
         # A stream that is split into equal parts: readers that select on their own could not keep them equal.

@@ -51,13 +51,13 @@ class Inside:
     Attributes:
         kept: conv or linear layer -> the channels of its input and of its output that the pruned layer has; None: all.
         foreign: whether a tensor belongs to the original network, so that the pruned one must not use it.
-        user_ruled: modules with a user-provided rule: what they compute inside is their own affair.
+        own_affair: modules with a user-provided rule, and norms over channels: only what they return is compared.
         functions: whether results of functions are compared too: a threshold may hide from layers what came before.
     """
 
     kept: Mapping[str, tuple[Indices | None, Indices | None]]
     foreign: Callable[[Tensor], bool]
-    user_ruled: Set[str] = frozenset()
+    own_affair: Set[str] = frozenset()
     functions: bool = True
 
 
@@ -146,7 +146,7 @@ class Watch(TorchFunctionMode):
                 before = module.register_forward_pre_hook(entering(name, inputs), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(module.register_forward_hook(leaving(name, outputs)).remove)
-            for name in self.inside.user_ruled:
+            for name in self.inside.own_affair:
                 module = model.get_submodule(name)
                 hooks.callback(module.register_forward_pre_hook(quiet(True)).remove)
                 hooks.callback(module.register_forward_hook(quiet(False)).remove)

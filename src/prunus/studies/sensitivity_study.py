@@ -79,7 +79,8 @@ class SensitivityArms:
         """All iterations of one method. Writes their rows."""
         if self.place.row(method) is not None:
             return
-        begin, wanted = trace(first, self.graph.example, self.graph.streams), self.settings.iterations
+        begin = trace(first, self.graph.example, self.graph.streams, norms=self.graph.norms)
+        wanted = self.settings.iterations
         target = 1 - (1 - self.settings.end) * self.graph.macs / begin.macs
         if not 0 < target < 1:
             removed = 1 - begin.macs / self.graph.macs

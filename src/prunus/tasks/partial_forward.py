@@ -41,7 +41,9 @@ class PartialForward:
         self._cut = cut or cut_by_zeroing(graph)
         self._runner = GraphRunner(graph.analysis.traced)
         self._again = {
-            name: self._runner.dependents(self._runner.calls_of({reader.module for reader in unit.readers}))
+            name: self._runner.dependents(
+                self._runner.calls_of({reader.module for reader in (*unit.readers, *unit.norms)})
+            )
             for name, unit in graph.units.items()
         }
         self._free_again = {unit: last_uses(nodes) for unit, nodes in self._again.items()}

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from prunus.graph.labels import Call, Replay, Rule, along, constant, each_tensor, shapes_in, tensors_in
+from prunus.graph.norms import can_be_compensated
 from prunus.graph.proxies import Number
 from prunus.graph.rules.pointwise import elementwise, takes_sizes
 from prunus.graph.traced import channel_dim, is_depthwise
@@ -153,7 +154,7 @@ def group_norm(call: Call) -> Any:
 
 def norm_over_channels(call: Call) -> Any:
     """Layer, RMS and response norms: every channel depends on the others, so all are kept. Layers that read a stream
-    behind the norm may still select."""
+    behind the norm may still select. With `norms="compensated"` channels may go: they count as zeros."""
     reason = f"{call.what} normalises over channels"
     axes = call.axes(call.x)
     over = range(call.x.dim() - _normalised(call), call.x.dim())
@@ -162,11 +163,25 @@ def norm_over_channels(call: Call) -> Any:
         for d in inside:
             call.unite_along(call.x, d)
         return call.x
+    if call.decided("compensated", "", lambda: _can_lose(call, axes)):
+        call.averages(axes[0], reason)
+        return call.x
     if call.shape != call.x.shape:
         return call.unknown(reason)
     call.unchanged()
     call.freeze((call.args, call.kwargs), reason)
     return call.x
+
+
+def _can_lose(call: Call, axes: list[int]) -> bool:
+    """Whether a norm may lose channels along its only axis that has some."""
+    module: Any = call.module if call.node.op == "call_module" else None
+    if not (call.labels.find_rule.compensates and len(axes) == 1 and call.shape == call.x.shape):
+        return False
+    if not can_be_compensated(module):
+        return False
+    plain = type(module).forward in (nn.LayerNorm.forward, getattr(nn, "RMSNorm", nn.LayerNorm).forward)
+    return axes[0] == call.x.dim() - 1 if plain else True
 
 
 def _normalised(call: Call) -> int:

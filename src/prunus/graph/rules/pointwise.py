@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from prunus.graph.labels import Call, Rule, constant, each_tensor, present, shapes_in, tensors_in
 
@@ -88,6 +88,13 @@ def _meet(call: Call, *, additive: bool) -> Any:
         return compute(call)
     if not isinstance(call.shape, torch.Size):
         return call.unknown(f"{call.what} returns more than one tensor")
+    if len(tensors) > 1:  # the result has the labels of what layers write, not those of a scale or bias
+        nodes: list[fx.Node] = []
+        fx.node.map_arg((call.node.args, call.node.kwargs), nodes.append)
+        nodes = [node for node in nodes if isinstance(call.record.values[node.name], Tensor)]
+        if len(nodes) == len(tensors):
+            order = sorted(range(len(nodes)), key=lambda i: call.labels.is_parameter(nodes[i]))
+            tensors = [tensors[i] for i in order]
     united = tensors[0]
     for other in tensors[1:]:
         united = call.unite(united, other, additive=additive)
@@ -103,6 +110,19 @@ def reduce(call: Call) -> Any:
     if dims == () or isinstance(dims, bool | Tensor):
         dims = None
     return _reduced(call, dims)
+
+
+def mean(call: Call) -> Any:
+    """As other reductions. A mean over all channels that is a module may lose channels: they count as zeros."""
+    axes, dims = call.axes(call.x), call.argument(1, "dim", call.kwargs.get("axis"))
+    over = [d % call.x.dim() for d in ([dims] if isinstance(dims, int) else dims or ()) if type(d) is int]
+    if len(axes) == 1 and axes[0] in over:
+        reason = f"{call.what} runs over all channels"
+        if call.node.op == "call_module":
+            call.averages(axes[0], "mean runs over all channels")
+            return constant(call.shape)
+        call.record.averaged.append((present(call.x), reason))
+    return reduce(call)
 
 
 def norm(call: Call) -> Any:

@@ -16,6 +16,7 @@ from torch import fx, nn
 from prunus.errors import TraceError
 from prunus.graph.labels import Call, Rule
 from prunus.graph.multihead import HeadAverage
+from prunus.graph.norms import Mean
 from prunus.graph.rules import attention, layers, pointwise, reshaping
 from prunus.graph.traced import CONVOLUTIONS, Traced, is_depthwise, with_part
 from prunus.graph.traced import FUNCTIONS as LAYER_FUNCTIONS
@@ -57,6 +58,7 @@ def _layer_table() -> dict[type, Rule]:
         nn.Softmax: pointwise.softmax,
         nn.LogSoftmax: pointwise.softmax,
         HeadAverage: attention.average_of_heads,
+        Mean: pointwise.mean,
     }
     for k in (1, 2, 3):
         table |= {getattr(nn, f"BatchNorm{k}d"): layers.channelwise}
@@ -87,7 +89,8 @@ _NAMES: dict[str, Rule] = {
         logical_xor and_ or_ xor addcmul addcdiv atan2 hypot copysign float_power logaddexp logaddexp2 xlogy heaviside
         isclose bitwise_and bitwise_or bitwise_xor bitwise_not""": pointwise.combine,
         "add iadd sub subtract isub rsub": pointwise.add,
-        """mean sum amax amin logsumexp std var var_mean std_mean nanmean nansum prod argmax argmin any all median
+        "mean": pointwise.mean,
+        """sum amax amin logsumexp std var var_mean std_mean nanmean nansum prod argmax argmin any all median
         nanmedian count_nonzero""": pointwise.reduce,
         "sort argsort cummax cummin logcumsumexp": pointwise.along_axis(1),
         "topk diff": pointwise.along_axis(2),
@@ -216,6 +219,7 @@ class RuleFinder:
     traced: Traced
     opaque: Mapping[str, str]  # modules and parameters that must not be cut -> reason
     reading_all: frozenset[str] = frozenset()  # layers that may lose outputs, but keep all of their inputs
+    compensates: bool = False  # whether norms over channels may lose some
 
     def __call__(self, node: fx.Node) -> Rule:
         """The rule for a node: a user-provided one first, then the one of the tables, else `unknown`."""
