@@ -116,7 +116,8 @@ def train(folder: Path, out: Path, epochs: int) -> None:
         YOLO(last).train(resume=True)
         return
     place = {"data": str(folder / "data.yaml"), "project": str(out), "name": "yolov8n", "exist_ok": True}
-    YOLO("yolov8n.yaml").train(epochs=epochs, hsv_h=0.5, lr0=0.002, warmup_epochs=1.0, warmup_bias_lr=0.0, **place, **TRAINER)
+    start = {"lr0": 0.002, "warmup_epochs": 1.0, "warmup_bias_lr": 0.0}
+    YOLO("yolov8n.yaml").train(epochs=epochs, hsv_h=0.5, **start, **place, **TRAINER)
 
 
 def without_chunks(model: Any) -> None:
@@ -264,8 +265,8 @@ def text_boxes(output: Any) -> list[dict[str, Any]]:
                 box = np.array([columns.start - grow, rows.start - grow, columns.stop + grow, rows.stop + grow])
                 boxes.append(box.clip(0, [*chart.shape[::-1]] * 2).tolist())
                 scores.append(score)
-        kinds = torch.zeros(len(boxes), dtype=torch.long)
-        found.append({"boxes": torch.tensor(boxes).float().reshape(-1, 4), "scores": torch.tensor(scores), "labels": kinds})
+        corners, kinds = torch.tensor(boxes).float().reshape(-1, 4), torch.zeros(len(boxes), dtype=torch.long)
+        found.append({"boxes": corners, "scores": torch.tensor(scores), "labels": kinds})
     return found
 
 
