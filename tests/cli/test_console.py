@@ -79,13 +79,12 @@ def test_numbers_are_never_broken_and_words_are_if_they_must() -> None:
         ("reproduce",),
         ("data",),
         ("inspect", "resnet56"),
-        ("inspect", "lenet5", "--plan", "plan.json"),
         ("inspect", "lenet5", "--data", "digits", "--scores", "all", "--num-images", "20"),
     ],
     ids=" ".join,
 )
-def test_lists_fit_80_columns(words: tuple[str, ...], pruned_lenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(pruned_lenet)
+def test_lists_fit_80_columns(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     shown = [line for line in lines(prunus(*words)) if not line.startswith("searched")]
     assert max(len(line) for line in shown) <= 80
     assert not [line for line in shown if "…" in line]  # nothing is cut

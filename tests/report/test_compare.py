@@ -13,7 +13,7 @@ from scipy.stats import binomtest, sem
 from sklearn.metrics import confusion_matrix
 
 import prunus as pr
-from prunus.report.compare import DATA, PAGE, Side, compare, finished, render
+from prunus.report.compare import DATA, PAGE, Side, compare, render
 from prunus.run.qualities import PREDICTIONS, Predictions, read_predictions, write_predictions
 from prunus.tasks.paired import ImageValues
 from tests.report.runs import Page, batches, charts, read
@@ -50,7 +50,7 @@ def test_classes_and_single_images_are_those_that_scikit_learn_counts(compressed
 def test_the_front_by_hand(another: Callable[..., Path]) -> None:
     figures = [(0.3, 0.7), (0.5, 0.85), (0.6, 0.8), (0.5, 0.85), (1.0, 0.88)]  # share of the MACs, accuracy
     compared = compare([another(f"run-{n}", summary=costing(*each)) for n, each in enumerate(figures)])
-    quality = finished(compared.entrants)[0].run.summary.quality
+    quality = compared.results()[0].run.summary.quality
     assert compared.front("MACs per image", quality) == {"A", "B", "D"}  # the original beats the last one
     front = [run["letter"] for run in compared.to_dict()["runs"] if "MACs per image" in run["front"]]
     assert front == ["A", "B", "D"]

@@ -11,11 +11,11 @@ import pytest
 
 from prunus.report.page import (
     Bar,
+    about_classes,
     as_json,
     class_table,
     confusions,
     drawn_bars,
-    left_out,
     points,
     render_page,
     setting_text,
@@ -70,7 +70,7 @@ def test_classes_the_worst_first_without_those_that_do_not_occur() -> None:
         ["<dog>", "1,000", "80.0%", "50.0%", "−30.00 points"],
         ["cat", "10", "90.0%", "90.0%", "0.00 points"],
     ]
-    assert left_out(classes((), ())) == " Left out because they do not occur: 1."
+    assert about_classes(classes((), ())).endswith(" first. Left out because they do not occur: 1.")
 
 
 def test_confusions_as_a_matrix_or_as_pairs() -> None:

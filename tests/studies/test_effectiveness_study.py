@@ -19,7 +19,8 @@ from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled
 from prunus.studies import effectiveness_study as comparison
 from prunus.studies import read_study
-from prunus.studies.folder import accuracy_of, in_memory, wait_until
+from prunus.studies.effectiveness_study import accuracy_of, in_memory
+from prunus.studies.folder import wait_until
 from tests.cli.command_line import lines, prunus
 from tests.processes import torchrun
 from tests.proof import assert_accuracy

@@ -12,7 +12,7 @@ import pytest
 
 import prunus as pr
 from prunus.errors import FileError, RunError
-from prunus.studies.table_study import COLUMNS, short, table
+from prunus.studies.table_study import COLUMNS, table
 from tests.cli.command_line import lines, prunus
 
 
@@ -120,7 +120,7 @@ def test_formats(lenet_run: Path, tmp_path: Path) -> None:
     text = lines(prunus("study", "table", folder))
     assert text[0].startswith("ResNet-164 on cifar100") and max(map(len, text[:7])) <= 80
     assert " ".join(text[4].split()).startswith("mine this run, gsd 90.00")
-    assert " ".join(text[6].split()) == "G-SD the paper 76.95 77.40 -0.45 92.0 M 63.2 660 K 61.8"
+    assert " ".join(text[6].split()) == "G-SD the paper 76.95 77.40 -0.45 92.00 M 63.2 660.00 K 61.8"
 
 
 def test_a_folder(lenet_run: Path, tmp_path: Path) -> None:
@@ -132,8 +132,3 @@ def test_a_folder(lenet_run: Path, tmp_path: Path) -> None:
         read = list(csv.DictReader(file))
     assert [row["method"] for row in read] == [row["method"] for row in study["rows"]]
     assert read[1]["top5"] == "" and list(read[0]) == list(COLUMNS)
-
-
-def test_three_digits() -> None:
-    numbers = {62e6: "62.0 M", 7.74e9: "7.74 G", 407e3: "407 K", 138.34e6: "138 M", 999: "999", 1000: "1.00 K"}
-    assert {number: short(number) for number in numbers} == numbers

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,11 +18,6 @@ from prunus.timing.engines import ENGINES
 from prunus.util.options import option
 from prunus.util.text import bytes_text, count
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from prunus.ship.bench import Benched
-
 
 def _check_batch(size: int) -> None:
     if size < 1:
@@ -31,15 +26,6 @@ def _check_batch(size: int) -> None:
 
 def _check_argument(text: str) -> None:
     existing_file(Path(text)) if text.endswith(".onnx") else check_model_name(text)
-
-
-def _open(typed: str, classes: int | None) -> Network:
-    if not typed.endswith(".onnx"):
-        return open_network(resolve(typed), classes)
-    from prunus.timing.onnx_export import OnnxFile
-
-    file = OnnxFile(typed)
-    return Network(Path(typed).stem, file, file.shape)
 
 
 @dataclass(frozen=True)
@@ -81,33 +67,32 @@ def command(
         prunus bench small.onnx small-int8.onnx --engine openvino
     """
     from prunus.ship.bench import bench
+    from prunus.timing.onnx_export import OnnxFile
 
-    opened = [_open(typed, classes) for typed in networks]
+    opened: list[Network] = []
+    for typed in networks:
+        if typed.endswith(".onnx"):  # a file runs as it is, also one that `prune` could not read
+            file = OnnxFile(typed)
+            opened.append(Network(Path(typed).stem, file, file.shape))
+        else:
+            opened.append(open_network(resolve(typed), classes))
     if len({network.shape for network in opened}) > 1:
         raise RunError(f"networks for images of different sizes cannot be compared: {[n.shape for n in opened]}")
-    how = dict(vars(timing))
-    batches, engines = how.pop("batch"), how.pop("engine")
-    result = bench(_named(opened), opened[0].example(), batches, engines or None, **how)
-    _print(result)
-    for note in result.notes:
-        complain("note", note)
-    return Answer(_record(result))
-
-
-def _named(opened: list[Network]) -> dict[str, nn.Module]:
-    models: dict[str, nn.Module] = {}
+    models = {}
     if len(opened) == 1 and opened[0].original is not None:
         models["original"] = opened[0].original
-    for network in opened:
-        name, number = network.name, 2
-        while name in models:
-            name, number = f"{network.name} ({number})", number + 1
-        models[name] = network.model
-    return models
-
-
-def _record(result: Benched) -> dict[str, Any]:
-    rows = [
+    for place, network in enumerate(opened):
+        again = sum(other.name == network.name for other in opened[:place])
+        models[f"{network.name} ({again + 1})" if again else network.name] = network.model
+    how = dict(vars(timing))
+    batches, engines = how.pop("batch"), how.pop("engine")
+    result = bench(models, opened[0].example(), batches, engines or None, **how)
+    lines = []
+    for row in sorted(result.rows, key=lambda r: (r.timing.batch_size, r.engine)):
+        time, speed = row.timing, "" if row.model == next(iter(models)) else row.speed_text()
+        cells = [str(time.batch_size), row.engine, row.model, f"{1e3 * time.median:.2f}", f"{100 * time.spread:.0f}%"]
+        lines.append([*cells, f"{time.images_per_second:,.0f}", speed])
+    record = [
         {
             "network": row.model,
             "engine": row.engine,
@@ -120,38 +105,25 @@ def _record(result: Benched) -> dict[str, Any]:
         }
         for row in result.rows
     ]
-    networks = {
-        name: {"macs": profile.macs, "memory": profile.memory, "selections": profile.selections}
-        for name, profile in result.profiles.items()
-    }
-    return {"threads": result.threads, "rows": rows, "networks": networks, "notes": result.notes}
-
-
-def _print(result: Benched) -> None:
-    first = next(iter(result.profiles))
-    rows = [
-        [
-            str(row.timing.batch_size),
-            row.engine,
-            row.model,
-            f"{1e3 * row.timing.median:.2f}",
-            f"{100 * row.timing.spread:.0f}%",
-            f"{row.timing.images_per_second:,.0f}",
-            "" if row.model == first else row.speed_text(),
-        ]
-        for row in sorted(result.rows, key=lambda r: (r.timing.batch_size, r.engine))
-    ]
     titles = ["batch", "engine", "network", "ms", "spread", "images/s", "speed"]
-    console.print(table(titles, rows, {"batch", "ms", "spread", "images/s", "speed"}))
+    console.print(table(titles, lines, {"batch", "ms", "spread", "images/s", "speed"}))
     say()
-    whole, rows = result.profiles[first].macs, []
+    whole, lines = next(iter(result.profiles.values())).macs, []
     for name, profile in result.profiles.items():
         macs = "not known" if profile.macs is None else f"{profile.macs:,}"
         ratio = f"{whole / profile.macs:.2f}x fewer" if whole and profile.macs else ""
         memory = "not known" if profile.memory is None else bytes_text(profile.memory)
-        rows.append([name, macs, ratio, memory, str(profile.selections)])
-    titles = ["network", "MACs", "", "activations", "selections"]
-    console.print(table(titles, rows, {"MACs", "", "activations", "selections"}))
+        lines.append([name, macs, ratio, memory, str(profile.selections)])
+    console.print(
+        table(["network", "MACs", "", "activations", "selections"], lines, {"MACs", "", "activations", "selections"})
+    )
     say(f"{count(result.threads, 'thread')}; ms is the median, spread the distance between the quartiles;")
     say("activations: bytes for one image at their peak, without weights;")
     say("speed: relative to the first network, with the 95% interval of the ratio")
+    for note in result.notes:
+        complain("note", note)
+    profiles = {
+        name: {"macs": profile.macs, "memory": profile.memory, "selections": profile.selections}
+        for name, profile in result.profiles.items()
+    }
+    return Answer({"threads": result.threads, "rows": record, "networks": profiles, "notes": result.notes})

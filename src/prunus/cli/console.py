@@ -38,13 +38,7 @@ PIPED_WIDTH = 1000  # in a file or a pipe, where there are no columns to fit int
 
 @dataclass(frozen=True)
 class Answer:
-    """What a verb found.
-
-    Attributes:
-        record: What --json prints: anything that `to_data` makes plain values of.
-        reached: False if a goal was asked for and not reached, which is exit code 3.
-        code: Another exit code.
-    """
+    """What a verb found: `record` is what --json prints. Exit code 3 if a goal was not `reached`, or another `code`."""
 
     record: Mapping[str, Any]
     reached: bool = True

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from prunus.cli.console import (
-    Answer,
-    Early,
-    console,
-    default_folder,
-    friendly,
-    resumable,
-    say,
-    table,
-    typed_command,
-)
+from prunus.cli.console import Answer, Early, console, default_folder, friendly, resumable, say, table, typed_command
 from prunus.cli.images import DataOptions
 from prunus.cli.network import DEMO_MODEL, MODEL_HELP, check_model_name
 from prunus.cli.options import BySet, DeviceOptions, Without
 from prunus.cli.prune import PruneOptions, Request, demo_data, open_request
-from prunus.errors import DecideError
 from prunus.run.settings import RARE, SPEEDUPS, Settings, check_settings, goals_of
 from prunus.util.files import CURVE, refuse_others
-from prunus.util.options import option
-
-if TYPE_CHECKING:
-    from prunus.cli.network import NamedModel
+from prunus.util.options import numbers, option
 
 # The speed-ups are the goals, and each network is timed in the engine that is asked for.
 NOT_OFFERED = ("target", "speedup", "macs", "params", "ratio", "max_drop", "timing")
@@ -42,13 +28,6 @@ class CurveOptions:
 
     speedups: str = option(LISTED, "How many times as fast, separated by commas", group="Goal", everyday=True)
     out: Path | None = option(None, "Folder; runs/curve-MODEL-DATA by default", group="Output", everyday=True)
-
-    def parsed(self) -> list[float]:
-        """The speed-ups as numbers."""
-        try:
-            return [float(word.strip().removesuffix("x")) for word in self.speedups.split(",") if word.strip()]
-        except ValueError:
-            raise DecideError(f"--speedups are numbers, as in {LISTED}; got {self.speedups!r}") from None
 
 
 @friendly
@@ -80,14 +59,10 @@ def command(
     """
     data = demo_data("curve", model, data)
     request, named = Request(model or DEMO_MODEL, data, options, settings, device).resolved()
-    goals = goals_of(replace(request.settings, timing=False), curve.parsed())
+    goals = goals_of(replace(request.settings, timing=False), list(numbers(curve.speedups.replace("x", ""))))
     check_settings(goals[0])  # before torch is imported
     out = curve.out or default_folder(f"curve-{named.label}-{request.data.name}")
     refuse_others(out, CURVE)
-    return _curve([replace(request, settings=goal) for goal in goals], named, out)
-
-
-def _curve(requests: list[Request], named: NamedModel, out: Path) -> Answer | None:
     from prunus.report.compare import compare
     from prunus.report.run_page import write_report
     from prunus.run.compress import checked
@@ -97,18 +72,18 @@ def _curve(requests: list[Request], named: NamedModel, out: Path) -> Answer | No
     from prunus.util.progress import phases, shown
     from prunus.util.state import generators_kept
 
-    network, images, parts, rank = open_request(requests[0], named)
+    network, images, parts, rank = open_request(request, named)
     example = parts.pop("example")
-    data, first = checked(network, requests[0].settings, **parts)
-    places = {request.settings.speedup: request for request in requests}
+    loaded, first = checked(network, goals[0], **parts)
+    typed = {goal.speedup: replace(request, settings=goal) for goal in goals}
 
     def folder_of(goal: Settings) -> RunFolder:
         path = out / folder_name(goal.speedup or 1.0)
-        return RunFolder(path, writes=not rank, about=places[goal.speedup].about(named, images))
+        return RunFolder(path, writes=not rank, about=typed[goal.speedup].about(named, images))
 
     with resumable(typed_command()), generators_kept(), shown(None, phases) as show:
-        goals = [replace(request.settings, task=first.task) for request in requests]
-        drawn = run_goals(network, example, goals, folder_of, data, show)
+        goals = [replace(goal, task=first.task) for goal in goals]
+        drawn = run_goals(network, example, goals, folder_of, loaded, show)
     leave()
     if rank:
         return None

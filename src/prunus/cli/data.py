@@ -41,39 +41,33 @@ def command(
 
         prunus data cifar100 --from cifar-100-python.tar.gz
     """
-    if name is None:
-        if to is not None or archive is not None:
-            raise DataError("--to and --from get a data set: name it, as in prunus data cifar10 --to data")
-        return _list(root)
-    if root is not None:
+    if name is None and (to is not None or archive is not None):
+        raise DataError("--to and --from get a data set: name it, as in prunus data cifar10 --to data")
+    if name is not None and root is not None:
         raise DataError(f"--root searches for the list of data sets; to store {name} in a folder: --to {root}")
-    from prunus.zoo import data
-    from prunus.zoo.formats import downloadable, get
-
-    with shown(None, phases) as show:
-        path = get(
-            downloadable(name), to or data.roots()[-1], archive, lambda stage, done, total: show(stage, done, total, "")
-        )
-    images = data.load(name, path.parent, holdout="none")
-    counts = f"{images.count('train'):,} training and {images.count('test'):,} test images"
-    say(f"{name}: {counts}, SHA-256 verified, {path.stat().st_size / 1e6:.1f} MB in {path}")
-    number = {part: images.count(part) for part in images.parts}
-    return Answer({"name": name, "path": path, "bytes": path.stat().st_size, "images": number})
-
-
-def _list(root: Path | None) -> Answer:
     from prunus.zoo import data
     from prunus.zoo.names import DATA_SETS
 
-    rows = [[known.typed, known.about, known.source] for known in DATA_SETS.values()]
-    console.print(table(("name", "content", "source"), rows))
-    say()
-    places: dict[str, Any] = {}
-    for name, known in DATA_SETS.items():
-        place = None
-        if not known.needs_path:
-            place = "available" if name == "digits" else data.locate(name, root)
-            say(f"{name}: {place or 'not found'}")
-        places[known.typed] = {"content": known.about, "source": known.source, "place": place}
-    say(f"searched: {', '.join(str(folder) for folder in data.roots(root))}")
-    return Answer({"data_sets": places, "searched": data.roots(root)})
+    if name is None:
+        rows = [[known.typed, known.about, known.source] for known in DATA_SETS.values()]
+        console.print(table(("name", "content", "source"), rows))
+        say()
+        places: dict[str, Any] = {}
+        for each, known in DATA_SETS.items():
+            place = None
+            if not known.needs_path:
+                place = "available" if each == "digits" else data.locate(each, root)
+                say(f"{each}: {place or 'not found'}")
+            places[known.typed] = {"content": known.about, "source": known.source, "place": place}
+        say(f"searched: {', '.join(str(folder) for folder in data.roots(root))}")
+        return Answer({"data_sets": places, "searched": data.roots(root)})
+    from prunus.zoo.formats import downloadable, get
+
+    folder = to or data.roots()[-1]
+    with shown(None, phases) as show:
+        path = get(downloadable(name), folder, archive, lambda stage, done, total: show(stage, done, total, ""))
+    images = data.load(name, path.parent, holdout="none")
+    number, size = {part: images.count(part) for part in images.parts}, path.stat().st_size
+    counts = f"{number['train']:,} training and {number['test']:,} test images"
+    say(f"{name}: {counts}, SHA-256 verified, {size / 1e6:.1f} MB in {path}")
+    return Answer({"name": name, "path": path, "bytes": size, "images": number})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,9 +77,8 @@ def command(
     seconds = time.perf_counter() - start
     say(f"{model} on {images.name}, {part}: {measured.num_images:,} images")
     lines = figures(measured, text)
-    width = max(map(len, lines))
     for name, value in lines.items():
-        say(f"{name:<{width}}  {value}")
+        say(f"{name:<{max(map(len, lines))}}  {value}")
     say(f"{seconds:.1f} s, {measured.num_images / seconds:,.0f} images/s")
     named.note_untrained()
     if not math.isfinite(measured.loss):
@@ -89,15 +88,12 @@ def command(
     suspicion = too_good(measured) if part == "holdout" and wanted.chance is not None else None
     if suspicion:
         complain("warning", suspicion)
-    return Answer(
-        {
-            "model": model,
-            "data": data.data,
-            "part": part,
-            "quality": {"name": text.name, "unit": text.unit, "value": measured.quality},
-            "details": measured.details,
-            "loss": measured.loss,
-            "num_images": measured.num_images,
-            "seconds": seconds,
-        }
-    )
+    record: dict[str, Any] = {
+        "model": model,
+        "data": data.data,
+        "part": part,
+        "num_images": measured.num_images,
+        "seconds": seconds,
+    }
+    record["quality"] = {"name": text.name, "unit": text.unit, "value": measured.quality}
+    return Answer({**record, "details": measured.details, "loss": measured.loss})

@@ -13,7 +13,7 @@ from prunus.cli.images import DataOptions, UserData, task_on
 from prunus.cli.network import NamedModel, Network, check_model_name, open_network, resolve
 from prunus.cli.options import Classes, Without
 from prunus.errors import DataError, ModelError
-from prunus.ship.formats import DEVICE_FORMATS, FORMATS, SUFFIXES, file_format
+from prunus.ship.formats import DEVICE_FORMATS, SUFFIXES, file_format
 from prunus.tasks import task_of
 from prunus.timing.engines import NUM_CALIBRATION
 from prunus.util.files import refuse_overwriting
@@ -25,7 +25,6 @@ from prunus.zoo.names import is_user_data
 class ExportOptions:
     """The file that is written."""
 
-    format: str | None = option(None, f"{', '.join(FORMATS)}; by the file's suffix by default")
     fold_bn: bool = option(False, "Fold batch norms into the layers before them")
     opset: int | None = option(None, "ONNX opset")
     fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)
@@ -68,13 +67,13 @@ def command(
     """
     named = resolve(network)
     if file.int8:
-        if file.format not in (None, "onnx") or out.suffix != ".onnx":
+        if out.suffix != ".onnx":
             raise ModelError(f"--int8 writes an ONNX file: give a name that ends in .onnx, not {out.name}")
         if file.opset is not None or file.fixed_batch is not None:
             raise ModelError("--int8 takes neither --opset nor --fixed-batch: the file takes any number of images")
         if data.data is None and "data" not in named.run_options:
             raise DataError("--int8 needs images to calibrate on and to check its accuracy on: give --data")
-    kind = file_format(out, file.format)
+    kind = file_format(out, None)
     if kind == "py" and named.is_file:
         raise ModelError(f"{named.typed} comes from an .onnx file, so there is no class to write: export .onnx or .pt2")
     refuse_overwriting(out)
@@ -98,7 +97,6 @@ def command(
         opened.model,
         repeated(opened.example(), file.fixed_batch or 1),
         out,
-        file.format,  # type: ignore[arg-type]  # export checks it
         fold_bn=file.fold_bn,
         opset=file.opset,
         images=images,

@@ -12,7 +12,7 @@ from prunus.cli.network import NamedModel
 from prunus.cli.options import settings_from
 from prunus.errors import DataError
 from prunus.tasks import TASKS, Task, task_of
-from prunus.util.options import check, option
+from prunus.util.options import numbers, option
 from prunus.util.user_code import call_user_function
 from prunus.zoo.names import NAMES, check_data_set, is_user_data, parse_holdout
 
@@ -26,16 +26,6 @@ DATA_HELP = f"Data set: {', '.join(NAMES)} or your_module:make_data; a run has i
 HOLDOUT_HELP = "Held-out images: train:SHARE, test:SHARE or none"
 
 
-def pixel_values(text: str | None) -> tuple[float, ...] | None:
-    """'0.485,0.456,0.406' as numbers; None stays None."""
-    if text is None:
-        return None
-    try:
-        return tuple(float(word) for word in text.replace(",", " ").split())
-    except ValueError as error:
-        raise DataError(f"--mean and --std must be numbers separated by commas, got {text!r}") from error
-
-
 @dataclass(frozen=True)
 class DataOptions:
     """The data set: its name, where it is, and how its images are prepared and divided."""
@@ -43,8 +33,8 @@ class DataOptions:
     data: str | None = option(None, DATA_HELP, group="Data", everyday=True, valid=check_data_set)
     holdout: str = option("train:0.1", HOLDOUT_HELP, group="Data", valid=parse_holdout)
     data_root: Path | None = option(None, "Folder that holds the data set", group="Data")
-    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data", valid=pixel_values)
-    std: str | None = option(None, "Standard deviation to divide by", group="Data", valid=pixel_values)
+    mean: str | None = option(None, "Mean to subtract, as in 0.485,0.456,0.406", group="Data", valid=numbers)
+    std: str | None = option(None, "Standard deviation to divide by", group="Data", valid=numbers)
     size: int | None = option(None, "Height and width of the images in pixels", group="Data", least=1)
     workers: int = option(0, "Number of processes that decode image files", group="Data", least=0)
 
@@ -90,12 +80,11 @@ class DataOptions:
             return open_user_data(name, wanted)
         from prunus.zoo.data import load
 
-        check(self, DataError)
-        mean, std, size = pixel_values(self.mean), pixel_values(self.std), self.size
-        if mean is None and named.declares("mean"):
-            mean = named.config.mean
-        if std is None and named.declares("std"):
-            std = named.config.std
+        mean, std = (
+            numbers(text) if text is not None else getattr(named.config, name) if named.declares(name) else None
+            for name, text in (("mean", self.mean), ("std", self.std))
+        )
+        size = self.size
         if size is None and not named.any_size and (not named.is_user_provided or named.declares("shape")):
             size = named.config.shape[-1]
         opened = load(

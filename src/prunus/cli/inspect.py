@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prunus.cli.console import Answer, Early, console, existing_file, friendly, say, table
+from prunus.cli.console import Answer, Early, console, friendly, say, table
 from prunus.cli.images import DataOptions, task_on
 from prunus.cli.network import MODEL_HELP, NamedModel, check_model_name, open_graph, open_network, resolve
-from prunus.cli.options import (
-    Classes,
-    DeviceOptions,
-    LayerTimeOptions,
-    OnlyWith,
-    Weights,
-    Without,
-    refuse_other_modes,
-)
+from prunus.cli.options import Classes, DeviceOptions, LayerTimeOptions, OnlyWith, Weights, Without, refuse_other_modes
 from prunus.deciding.settings import SPLITS, RankSettings, StreamSettings
 from prunus.errors import ModelError
 from prunus.scoring.metrics import DEFAULT_METRIC, ScoreSettings, check_metric, metric_option, suited_metric
@@ -30,15 +22,13 @@ from prunus.tasks.quality import QualityText
 from prunus.timing.engines import ENGINES, default_engine
 from prunus.util.files import SCORES, SENSITIVITY, refuse_others, refuse_overwriting
 from prunus.util.options import names, option
-from prunus.util.text import big_number, bytes_text, percent
+from prunus.util.text import big_number, bytes_text
 from prunus.zoo.names import PARTS, known_models
 
 if TYPE_CHECKING:
-    from prunus.deciding.sensitivity import Sensitivity
     from prunus.graph.channel_graph import ChannelGraph
-    from prunus.graph.cost import Cost
     from prunus.scoring.scores import Scores
-    from prunus.timing.latency_table import LatencyTable, LayerTimes
+    from prunus.timing.latency_table import LayerTimes
 
 SHOWN_NAMES = 3  # of what is frozen for a reason
 SHOWN_LAYERS = 12  # layer shapes in the printed table of times
@@ -50,8 +40,7 @@ class OutOptions:
     """Where results are written."""
 
     out: Path | None = option(
-        None,
-        "Folder for scores.safetensors or sensitivity.json; file for the table of --latency",
+        None, "Folder for scores.safetensors or sensitivity.json; file for the table of --latency"
     )
 
 
@@ -87,12 +76,6 @@ class LatencyOptions(LayerTimeOptions):
     )
 
 
-def _check_metrics(text: str) -> None:
-    for name in names(text):
-        if name != "all":
-            check_metric(name)
-
-
 @friendly
 def command(
     model: Annotated[
@@ -105,7 +88,7 @@ def command(
     scores: Annotated[
         list[str] | None,
         typer.Option(metavar="METRIC", help="Score every channel by a metric, several separated by commas, or all"),
-        Early(_check_metrics),
+        Early(lambda text: [check_metric(name) for name in names(text) if name != "all"]),
     ] = None,
     sensitivity: Annotated[
         bool,
@@ -122,9 +105,6 @@ def command(
     timing: Annotated[LatencyOptions, OnlyWith("latency")],
     units: StreamSettings,
     weights: Weights = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="A plan.json: show what it removes from each layer"), Early(existing_file)
-    ] = None,
     size: Annotated[int | None, typer.Option(help="Height and width of the images in pixels", min=1)] = None,
     classes: Classes = None,
 ) -> Answer | None:
@@ -145,8 +125,6 @@ def command(
 
         prunus inspect resnet56
 
-        prunus inspect resnet56 --plan small/plan.json
-
         prunus inspect my_package.nets:build --size 64 --json
 
         prunus inspect resnet56 --scores gsd,l1 --data cifar10 --weights w.pt
@@ -165,9 +143,18 @@ def command(
     if model is None:
         if mode is not None:
             raise ModelError(f"--{mode} needs a network: prunus inspect MODEL --{mode} ...")
-        return _list_models()
-    if mode is not None and plan is not None:
-        raise ModelError(f"--plan shows what a plan removes from each layer: leave it out, or leave out --{mode}")
+        numbers, rows, known = ("classes", "MACs", "weights", "params"), [], known_models()
+        for name, each in known.items():
+            counts = [big_number(number) for number in (each.macs, each.weights, each.parameters)]
+            rows.append([name, "x".join(map(str, each.shape)), str(each.classes), *counts])
+        console.print(table(("name", "input", *numbers), rows, numbers))
+        for about in dict.fromkeys(each.about for each in known.values() if each.about):
+            alike = ", ".join(name for name, each in known.items() if each.about == about)
+            say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
+        say("MACs: of convolutions, linear layers and products of attention.")
+        say("weights: of convolutions and linear layers. params: all parameters.")
+        say("Others: torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, module:factory, FILE.onnx")
+        return Answer({"models": known})
     if mode in ("scores", "sensitivity") and classes is not None:
         raise ModelError(f"--classes is for a network without a data set: leave it out, or leave out --{mode}")
     named, data = resolve(model, weights), replace(data, size=size)
@@ -179,24 +166,7 @@ def command(
         return _rank(named, data, device, ranking, rank_options, streams, place.out)
     if mode == "latency":
         return _time(named, timing, streams, size, classes, place.out)
-    return _show(named, plan, streams, size, classes)
-
-
-def _list_models() -> Answer:
-    numbers = ("classes", "MACs", "weights", "params")
-    known = known_models()
-    rows = []
-    for name, each in known.items():
-        counts = [big_number(number) for number in (each.macs, each.weights, each.parameters)]
-        rows.append([name, "x".join(map(str, each.shape)), str(each.classes), *counts])
-    console.print(table(("name", "input", *numbers), rows, numbers))
-    for about in dict.fromkeys(each.about for each in known.values() if each.about):
-        alike = ", ".join(name for name, each in known.items() if each.about == about)
-        say(textwrap.fill(f"{about}: {alike}", 80, subsequent_indent="  "))
-    say("MACs: of convolutions, linear layers and products of attention.")
-    say("weights: of convolutions and linear layers. params: all parameters.")
-    say("Others: torchvision:NAME, timm:NAME, yolo:CONFIG.yaml, module:factory, FILE.onnx")
-    return Answer({"models": known})
+    return _show(named, streams, size, classes)
 
 
 # -- layers, units and what is frozen
@@ -211,113 +181,57 @@ def frozen_lines(frozen: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _show(named: NamedModel, plan_file: Path | None, streams: Any, size: int | None, classes: int | None) -> Answer:
+def _show(named: NamedModel, streams: Any, size: int | None, classes: int | None) -> Answer:
     from prunus.graph.channel_graph import trace
     from prunus.graph.memory import peak_of
-    from prunus.graph.plan import Plan
     from prunus.run.checkup import shapes_of
 
-    plan = None if plan_file is None else Plan.load(plan_file)
-    network = open_network(named, classes, plan, size)
+    network = open_network(named, classes, size)
     example = network.zeros(size)
-    ways = {"streams": streams} if plan is None else {"streams": plan.streams, "norms": plan.norms}
-    graph = trace(network.model, example, **ways)
-    cost = None if plan is None else graph.cost(plan)
+    graph = trace(network.model, example, streams)
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
     console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")
     peak = peak_of(graph)
     if peak is not None:
         say(f"peak of activations: {bytes_text(peak)} for one image, at {graph.memory.where()}")
-    if cost is not None:
-        say(
-            f"with the plan: {big_number(cost.macs)} MACs ({_removed(graph.macs, cost.macs)} removed), "
-            f"{big_number(cost.params)} weights ({_removed(graph.params, cost.params)} removed)"
-        )
-    _print_layers(graph, cost)
+    layers = [
+        [name, f"{layer.inputs} → {layer.outputs}", big_number(layer.params), big_number(layer.macs)]
+        for name, layer in graph.layers.items()
+    ]
+    titles = ["layer", "channels", "weights", "MACs"]
+    say(f"Layers ({len(graph.prunable)} of {len(graph.weighted)} can be pruned)")
+    drawn = table(titles, layers, titles[1:])
+    drawn.add_row("total", "", big_number(graph.params), big_number(graph.macs), style="bold")
+    console.print(drawn)
     say()
-    titles = ["unit", "kind", "width", "in steps of", "read by", "branch"]
     rows = []
     for unit in graph.units.values():
         readers = list(dict.fromkeys(r.module for r in unit.readers))
         read_by = readers[0] + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
-        gone = plan is not None and unit.can_vanish and not plan.keep[unit.name]
-        branch = "removed" if gone else "can be removed" if unit.can_vanish else ""
+        branch = "can be removed" if unit.can_vanish else ""
         rows.append([unit.name, unit.kind, str(unit.width), str(unit.granule), read_by, branch])
-        if plan is not None:
-            rows[-1].append(str(plan.removed()[unit.name]))
-    titles += [] if plan is None else ["removed"]
     say("Units (channels that are scored and pruned together)")
-    console.print(table(titles, rows, ("width", "in steps of", "removed")))
+    titles = ["unit", "kind", "width", "in steps of", "read by", "branch"]
+    console.print(table(titles, rows, ("width", "in steps of")))
     say(f"\nFrozen ({len(graph.frozen)}): these channels cannot be removed")
     reasons: dict[str, list[str]] = {}
     for name, reason in graph.frozen.items():
         reasons.setdefault(reason, []).append(name)
     for line in frozen_lines(reasons):
         console.print(f"  {line}")
-    pruned = None if plan is None else peak_of(graph, plan.keep)
-    if pruned is not None:
-        say(f"\npeak of activations with the plan: {bytes_text(pruned)}")
-    record = _record(named.typed, graph, cost)
-    record["memory"] = peak
-    if "pruned" in record:
-        record["pruned"]["memory"] = pruned
-    return Answer(record)
-
-
-def _print_layers(graph: ChannelGraph, cost: Cost | None) -> None:
-    titles = ["layer", "channels", "weights", "MACs"]
-    rows = []
-    for name, layer in graph.layers.items():
-        row = [name, f"{layer.inputs} → {layer.outputs}", big_number(layer.params), big_number(layer.macs)]
-        if cost is not None:
-            now = cost.layers[name]
-            if (now.inputs, now.outputs) != (layer.inputs, layer.outputs):
-                row[1] += f"  ⇒  {now.inputs} → {now.outputs}" if now.outputs else "  ⇒  removed"
-            row += [big_number(now.params), big_number(now.macs), _removed(layer.macs, now.macs)]
-        rows.append(row)
-    total = ["total", "", big_number(graph.params), big_number(graph.macs)]
-    if cost is not None:
-        titles += ["pruned weights", "pruned MACs", "removed"]
-        total += [big_number(cost.params), big_number(cost.macs), _removed(graph.macs, cost.macs)]
-    say(f"Layers ({len(graph.prunable)} of {len(graph.weighted)} can be pruned)")
-    drawn = table(titles, rows, titles[1:])
-    drawn.add_row(*total, style="bold")
-    console.print(drawn)
-
-
-def _removed(before: int, after: int) -> str:
-    return percent(1 - after / before) if before else "-"
-
-
-def _record(name: str, graph: ChannelGraph, cost: Cost | None) -> dict[str, Any]:
-    def of_layer(layer: Any) -> dict[str, int]:
-        return {name: getattr(layer, name) for name in ("inputs", "outputs", "macs", "params")}
-
-    record: dict[str, Any] = {
-        "model": name,
-        "example": graph.example_shapes,
-        "streams": graph.streams,
-        "fingerprint": graph.fingerprint,
-        "macs": graph.macs,
-        "params": graph.params,
-        "layers": {n: {**of_layer(layer), "depthwise": layer.depthwise} for n, layer in graph.layers.items()},
-        "units": {
-            u.name: {
-                "kind": u.kind,
-                "width": u.width,
-                "granule": u.granule,
-                "readers": [r.module for r in u.readers],
-                "writers": [w.module for w in u.writers],
-            }
-            for u in graph.units.values()
-        },
-        "prunable": graph.prunable,
-        "frozen": graph.frozen,
+    kinds = ("inputs", "outputs", "macs", "params", "depthwise")
+    record = {name: getattr(graph, name) for name in ("streams", "fingerprint", "macs", "params", "prunable", "frozen")}
+    record |= {"model": named.typed, "example": graph.example_shapes, "memory": peak}
+    record["layers"] = {n: {kind: getattr(layer, kind) for kind in kinds} for n, layer in graph.layers.items()}
+    record["units"] = {
+        u.name: {
+            **{key: getattr(u, key) for key in ("kind", "width", "granule")},
+            "readers": [r.module for r in u.readers],
+            "writers": [w.module for w in u.writers],
+        }
+        for u in graph.units.values()
     }
-    if cost is not None:
-        layers = {n: of_layer(layer) for n, layer in cost.layers.items()}
-        record["pruned"] = {"macs": cost.macs, "params": cost.params, "layers": layers}
-    return record
+    return Answer(record)
 
 
 # -- scores
@@ -434,15 +348,7 @@ def _rank(
     chosen = measured.ranked()[: check_k(settings.k, len(measured.tried))]
     if out is not None:
         write_json(out / "sensitivity.json", to_data(measured))
-    _print_units(measured, chosen, QualityText.of(task))
-    if out is not None:
-        say(f"\nwritten: {out / 'sensitivity.json'}")
-    return Answer(to_data(measured))
-
-
-def _print_units(measured: Sensitivity, chosen: list[str], text: QualityText) -> None:
-    titles = ["unit", "width", "removed", text.name, "loss", f"{measured.cost} saved", "images", ""]
-    rows = []
+    text, rows = QualityText.of(task), []
     for name in measured.ranked():
         unit = measured.tried[name]
         quality = "-" if unit.accuracy is None else text.shown(unit.accuracy)
@@ -450,9 +356,13 @@ def _print_units(measured: Sensitivity, chosen: list[str], text: QualityText) ->
         saved = f"{unit.saved:,.0f}" if unit.saved >= 1 else f"{unit.saved:.2e}"
         marked = "chosen" if name in chosen else ""
         rows.append([name, str(unit.width), str(unit.channels), quality, loss, saved, str(unit.num_images), marked])
+    titles = ["unit", "width", "removed", text.name, "loss", f"{measured.cost} saved", "images", ""]
     console.print(table(titles, rows, numbers=titles[1:-1]))
     if measured.base_accuracy is not None:
         say(f"\nwhole network: {text.shown(measured.base_accuracy)} on {measured.num_images} held-out images")
+    if out is not None:
+        say(f"\nwritten: {out / 'sensitivity.json'}")
+    return Answer(to_data(measured))
 
 
 # -- latency
@@ -479,24 +389,14 @@ def _time(
     times = latency_table(graph, how.engine, how.batch, how.threads)
     if out is not None:
         times.save(out)
-    _print_times(times)
-    if out is not None:
-        say(f"wrote {out}")
-    return Answer(to_data(times))
-
-
-def _print_times(times: LatencyTable) -> None:
     alike: dict[LayerTimes, list[str]] = {}
     for name, layer in times.layers.items():
         alike.setdefault(layer, []).append(name)
     rows = []
     for layer, layers in sorted(alike.items(), key=lambda item: -len(item[1]) * item[0].seconds[-1][-1])[:SHOWN_LAYERS]:
-        whole = layer.seconds[-1][-1]
+        whole, ends = layer.seconds[-1][-1], (layer.inputs, layer.outputs)
+        narrower = [layer.at(*(max(1, int(share * axis[-1])) for axis in ends)) for share in SHARES.values()]
         more = f" (+{len(layers) - 1})" if len(layers) > 1 else ""
-        narrower = [
-            layer.at(*(max(1, int(share * axis[-1])) for axis in (layer.inputs, layer.outputs)))
-            for share in SHARES.values()
-        ]
         row = [f"{layers[0]}{more}", f"{layer.inputs[-1]} to {layer.outputs[-1]}", f"{1e3 * whole:.3f}"]
         rows.append([*row, f"{100 * len(layers) * whole / times.whole:.0f}%", *(f"{1e3 * s:.3f}" for s in narrower)])
     rest = f"{100 * times.remainder / times.whole:.0f}%"
@@ -506,3 +406,6 @@ def _print_times(times: LatencyTable) -> None:
     titles = ["layer (and more alike)", "channels", "ms", "share", *SHARES]
     console.print(table(titles, rows, titles[2:]))
     say("ms: one layer, one batch; share: all alike; 3/4, 1/2, 1/4: ms at these widths")
+    if out is not None:
+        say(f"wrote {out}")
+    return Answer(to_data(times))

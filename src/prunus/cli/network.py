@@ -36,25 +36,15 @@ ORIGINAL_FILE = "original.onnx"  # in the folder of a run: the file that was pru
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What the user named. Verbs resolve it once, and pass it on.
+    """What the user named. Verbs resolve it once, and pass it on."""
 
-    Attributes:
-        typed: The argument.
-        name: The network that everything starts from, in the zoo or a user-provided factory.
-        weights: Its weight file.
-        folder: A pruned network, whose plan leads from `name`.
-        run_options: The options of the run, by name.
-        pretrained: Whether torchvision or timm loads its own weights.
-        arguments: What the run gave to the network's factory, if it is known.
-    """
-
-    typed: str
-    name: str
+    typed: str  # the argument
+    name: str  # the network that everything starts from, in the zoo or a user-provided factory
     weights: Path | None = None
-    folder: Path | None = None
-    run_options: Mapping[str, Any] = field(default_factory=dict)
-    pretrained: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None  # of a pruned network, whose plan leads from `name`
+    run_options: Mapping[str, Any] = field(default_factory=dict)  # of the run, by name
+    pretrained: bool = False  # torchvision or timm loads its own weights
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # that the run gave to the network's factory
 
     @property
     def is_user_provided(self) -> bool:
@@ -203,8 +193,7 @@ def check_model_name(text: str) -> None:
 def open_model(named: NamedModel, data: AnyData, *, seed: int = 0, new_classes: bool = False) -> nn.Module:
     """The network, for the data's classes and channels as far as they are known; without weights, drawn with `seed`.
 
-    Args:
-        new_classes: Whether a pretrained network may get an untrained last layer for the classes of the data.
+    new_classes: whether a pretrained network may get an untrained last layer for the classes of the data.
     """
     from prunus.graph.files import load
 
@@ -237,7 +226,12 @@ def factory_arguments(named: NamedModel, data: AnyData) -> dict[str, Any]:
     if named.arguments:
         return dict(named.arguments)
     if named.is_file:
-        return {"size": _sides(data.example())} if named.any_size else {}
+        if not named.any_size:
+            return {}
+        sides = tuple(getattr(data.example(), "shape", ()))[2:]  # of an image [1, C, H, W]
+        if len(sides) != 2:
+            raise ModelError("an .onnx file takes one input of images [N, C, H, W], and the data gives something else")
+        return {"size": [int(side) for side in sides]}
     if data.shape is None:  # user-provided loaders do not say
         return _with_classes(named, {})
     channels = _channels(named, data.shape[0])
@@ -245,15 +239,6 @@ def factory_arguments(named: NamedModel, data: AnyData) -> dict[str, Any]:
         return {"num_classes": len(data.classes), **channels}
     count = num_classes(str(named.run_options.get("data", "")))  # of images without labels, if the network is a run's
     return _with_classes(named, channels if count is None else {"num_classes": count, **channels})
-
-
-def _sides(example: Any) -> list[int]:
-    """Height and width of an image [1, C, H, W]."""
-    import torch
-
-    if not isinstance(example, torch.Tensor) or example.dim() != 4:
-        raise ModelError("an .onnx file takes one input of images [N, C, H, W], and the data gives something else")
-    return [int(side) for side in example.shape[2:]]
 
 
 def _with_classes(named: NamedModel, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -365,22 +350,15 @@ def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
 
 @dataclass(frozen=True)
 class Network:
-    """A network and what is known about it.
-
-    Attributes:
-        shape: Channels, height, width of an image; of several inputs, the shape of each.
-        original: The unpruned network with initial weights.
-        inputs: Of a network that takes no single image: what it takes, as zeros.
-        arguments: What the factory of the original network was given.
-    """
+    """A network and what is known about it."""
 
     name: str
     model: nn.Module
-    shape: tuple[Any, ...]
+    shape: tuple[Any, ...]  # channels, height, width of an image; of several inputs, the shape of each
     plan: Plan | None = None
-    original: nn.Module | None = None
-    inputs: Any = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    original: nn.Module | None = None  # the unpruned network with initial weights
+    inputs: Any = None  # of a network that takes no single image: what it takes, as zeros
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # that the factory of the original network was given
 
     def zeros(self, size: int | None = None) -> Any:
         """One image of zeros, of this height and width if they are given; or several inputs of zeros."""
@@ -404,18 +382,14 @@ class Network:
             known = isinstance(x, torch.Tensor) and x.is_floating_point()
             return torch.randn(x.shape, generator=draw, dtype=x.dtype) if known else x
 
-        return torch.randn(1, *self.shape, generator=draw) if self.inputs is None else tree_map(noise, self.inputs)
+        return tree_map(noise, self.zeros())
 
 
-def open_network(
-    named: NamedModel, classes: int | None = None, plan: Plan | None = None, size: int | None = None
-) -> Network:
+def open_network(named: NamedModel, classes: int | None = None, size: int | None = None) -> Network:
     """The network without a data set.
 
-    Args:
-        classes: Number of classes of the original network, if the folder does not record the data set.
-        plan: A plan for the network, which knows the shape of its images.
-        size: Height and width of the images, for an .onnx file that takes any.
+    classes: of the original network, if the folder does not record the data set. size: height and width of the images,
+    for an .onnx file that takes any.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -427,10 +401,11 @@ def open_network(
     data = str(named.run_options.get("data", ""))
     count = classes or num_classes(data)
     arguments: dict[str, Any] = {} if count is None else {"num_classes": count}
-    if named.folder is not None:
-        plan = Plan.load(named.folder / "plan.json")
-    one = plan is not None and isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}
-    shape: tuple[Any, ...] = tuple(plan.example["shape"][1:]) if plan is not None and one else ()
+    plan = None if named.folder is None else Plan.load(named.folder / "plan.json")
+    shape: tuple[Any, ...] = ()  # of an image, if the plan knows it
+    if plan is not None and isinstance(plan.example, dict) and set(plan.example) == {"shape", "dtype"}:
+        shape = tuple(plan.example["shape"][1:])
+    is_one = plan is None or bool(shape)
     if named.is_file:
         sides = list(shape[1:]) if shape else None if size is None else [size, size]
         arguments = {"size": sides} if named.any_size else {}
@@ -442,17 +417,15 @@ def open_network(
         factory = import_user_function(named.name, ModelError) if named.is_user_provided else None
         if factory is None or accepts(factory, "in_channels"):  # one that does not is for these images already
             arguments |= _channels(named, shape[0])
-    if named.folder is None:
+    if named.folder is None or plan is None:
         arguments = _with_classes(named, arguments)
         shape = shape or tuple(named.run_options.get("shape") or named.config.shape)
         network = _built(named, arguments)
         check_runs(network, named, torch.zeros(1, *shape))
         return Network(named.label, network, shape, arguments=arguments)
-
-    assert plan is not None
     original = _built(named, arguments)
     network, inputs = load(named.folder, original), None
-    if not one:
+    if not is_one:
         inputs = example_of(plan, original, named.folder / "plan.json")
         shape = tuple(tuple(x.shape[1:]) for x in tree_leaves(inputs) if isinstance(x, torch.Tensor))
     return Network(named.label, network, shape, plan, original, inputs, arguments)

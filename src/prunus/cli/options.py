@@ -33,27 +33,22 @@ S = TypeVar("S")
 EVERYDAY = "Everyday options"
 
 
-class Mark:
-    """Says something of a verb's settings class, as in Annotated[ScoreSettings, OnlyWith("scores")]."""
+class Without:
+    """A mark of a verb's settings class, as in Annotated[Settings, Without("timing")]: these have no option."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
-class OnlyWith(Mark):
-    """Only these modes of the verb use the settings.
-
-    `--help` lists them under the modes, and `refuse_other_modes` refuses them elsewhere. Settings classes may share an
-    option: it belongs to the modes of both.
-    """
-
-
-class Without(Mark):
-    """These settings are not offered on the command line."""
-
-
-class BySet(Mark):
+class BySet(Without):
     """These settings have no option of their own: --set NAME=VALUE gives them."""
+
+
+class OnlyWith(Without):
+    """Only these modes of the verb use the settings: `refuse_other_modes` refuses them elsewhere.
+
+    Settings classes may share an option: it belongs to the modes of both.
+    """
 
 
 def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,8 +74,7 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
             continue
         classes[parameter.name] = kind
         without, rare, used_by = (
-            [name for mark in marks if isinstance(mark, each) for name in mark.names]
-            for each in (Without, BySet, OnlyWith)
+            [name for mark in marks if type(mark) is each for name in mark.names] for each in (Without, BySet, OnlyWith)
         )
         for field, about in _offered(kind):
             if field.name in without:
@@ -113,22 +107,24 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     # Stable: options of a group stay in the order of their fields.
     ordered = [parameter for _, parameter in sorted(spread.values(), key=lambda pair: pair[0])]
     if by_set:
-        help_text = (
-            "Another setting, as in ema=0.99; can be repeated. NAME without a value says what it is: "
-            f"{', '.join(by_set)}"
-        )
 
         def checked(texts: list[str] | None) -> list[str] | None:
             _changes(texts or (), by_set, spread)
             return texts
 
+        names = f"NAME without a value says what it is: {', '.join(by_set)}"
         info = typer.Option(
-            "--set", metavar="NAME=VALUE", help=help_text, rich_help_panel="Other settings", callback=checked
+            "--set",
+            metavar="NAME=VALUE",
+            help=f"Another setting, as in ema=0.99; can be repeated. {names}",
+            rich_help_panel="Other settings",
+            callback=checked,
         )
         annotation = Annotated[list[str] | None, info]
         others.append(inspect.Parameter("changes", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    run.__signature__ = inspect.Signature([*arguments, *ordered, *others])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+    offered = [*arguments, *ordered, *others]
+    run.__signature__ = inspect.Signature(offered)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in offered}
     return run
 
 

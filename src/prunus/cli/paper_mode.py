@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def as_in_the_paper(request: Request, named: NamedModel, typed: Collection[str]) -> Request:
-    """The request with the paper's settings, its batch size and the layers that it does not prune.
-
-    Args:
-        request: What the user asked for.
-        named: The network.
-        typed: Names of the options that were typed.
-    """
+    """The request with the paper's settings, batch size and excluded layers, but for the options that were `typed`."""
     from prunus.run.paper import paper_settings
     from prunus.studies.recipes import recipe_for
     from prunus.train.settings import preset_of
@@ -43,10 +37,7 @@ def as_in_the_paper(request: Request, named: NamedModel, typed: Collection[str])
 def print_paper(
     network: nn.Module, images: AnyData, request: Request, named: NamedModel
 ) -> tuple[list[str], list[str]]:
-    """Print the settings, what differs from the paper, what it leaves open, and what the run will cost.
-
-    Returns what differs, and what is left open.
-    """
+    """Print the settings, what differs from the paper, what it leaves open, and the cost. Returns the middle two."""
     from prunus.graph.channel_graph import trace
     from prunus.util.batches import device_of, to_device
 
@@ -61,14 +52,7 @@ def print_paper(
 def beside_the_paper(
     graph: ChannelGraph, request: Request, named: NamedModel, *, user_data: bool = False
 ) -> tuple[list[str], list[str], list[str]]:
-    """The settings that follow the paper, what differs from it, and what it leaves open, in words.
-
-    Args:
-        graph: The network.
-        request: With the paper's settings.
-        named: How the network was named.
-        user_data: Whether batches come from user-provided loaders.
-    """
+    """The settings that follow the paper, what differs from it, and what it leaves open, in words."""
     from prunus.deciding.widths import candidates
     from prunus.run.paper import departures, left_open, option_of, schedule_for
     from prunus.studies.recipes import recipe_for

@@ -98,15 +98,16 @@ class Request:
 
     def command_line(self) -> str:
         """The command that asks for the same."""
-        parts = self.data, self.options, self.settings, self.device
-        return command_line("prune", self.model, *parts, by_set=RARE)
+        return command_line("prune", self.model, self.data, self.options, self.settings, self.device, by_set=RARE)
 
     def about(self, named: NamedModel, images: AnyData) -> dict[str, Any]:
         """What the run's config.json says of the command."""
         about: dict[str, Any] = {"command": self.record(), "command_line": self.command_line()}
         about["built"] = factory_arguments(named, images)
         if named.is_file and self.options.classes and not isinstance(images, UserData):  # a file has all of its classes
-            about["built"] |= {"classes": self._class_numbers(named)}
+            whole = self.data.open(replace(named, run_options={}), self.settings.seed, self.settings.task)
+            assert not isinstance(whole, UserData)
+            about["built"] |= {"classes": whole.class_numbers(self.options.classes)}
         if named.name != self.model:  # a run's folder or NAME=WEIGHTS: what it starts from
             from prunus.run.summary import Beginning
             from prunus.util.typed_json import to_data
@@ -120,12 +121,6 @@ class Request:
             if named.folder and (config := named.folder / "config.json").exists():
                 about["original"] = read_object(config).get("original")
         return about
-
-    def _class_numbers(self, named: NamedModel) -> list[int]:
-        """The numbers of the classes that are kept, among all of the data set."""
-        whole = self.data.open(replace(named, run_options={}), self.settings.seed, self.settings.task)
-        assert not isinstance(whole, UserData) and self.options.classes is not None
-        return whole.class_numbers(self.options.classes)
 
     def resolved(self) -> tuple[Request, NamedModel]:
         """The request with the data and task of its network, and the network."""
@@ -285,7 +280,16 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
         from prunus.run.paper import DIFFERENCES, as_markdown
 
         write_atomically(folder / DIFFERENCES, as_markdown(*by_paper).encode())
-    small = _write_file(result, named, folder) if named.is_file else None
+    small = None
+    if named.is_file:  # an .onnx file, beside the file that it was pruned from
+        from prunus.zoo.onnx.file import read_onnx
+
+        if not (original := folder / ORIGINAL_FILE).exists():
+            write_atomically(original, read_onnx(named.name).content())
+        stem = Path(named.name).stem
+        small = folder / (f"{stem}-small.onnx" if stem != original.stem else "small.onnx")
+        if not small.exists():
+            result.export(small)
     page = write_report(folder)
     print_result(result, folder, page)
     if small is not None:
@@ -295,20 +299,6 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
         say(f"to retrain as well, which may add {quality}: {again} --epochs 3 --out NEW")
     answer = {**result.summary, "reached": result.reached, "folder": folder, "report": page}
     return Answer(answer if small is None else {**answer, "file": small}, result.reached)
-
-
-def _write_file(result: Compressed, named: NamedModel, folder: Path) -> Path:
-    """The pruned network as an .onnx file in the run's folder, beside the file that it was pruned from."""
-    from prunus.zoo.onnx.file import read_onnx
-
-    original = folder / ORIGINAL_FILE
-    if not original.exists():
-        write_atomically(original, read_onnx(named.name).content())
-    name = f"{Path(named.name).stem}-small.onnx" if Path(named.name).name != ORIGINAL_FILE else "small.onnx"
-    small = folder / name
-    if not small.exists():
-        result.export(small)
-    return small
 
 
 def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyData, dict[str, Any], int]:
@@ -335,25 +325,17 @@ def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyDat
         network, images = keep_classes(network, images.example(), numbers), images.only(numbers)
     if world == 1:
         network = network.to(request.device.pick())
-    parts = _parts(images, request, rank, world)
-    parts["example"] = to_device(parts["example"], device_of(network))
-    return network, images, parts, rank
-
-
-def _parts(images: AnyData, request: Request, rank: int, world: int) -> dict[str, Any]:
-    """The parts of a data set as arguments of `compress`."""
+    example = images.given if isinstance(images, UserData) else images.example()
+    parts: dict[str, Any] = {"example": to_device(example, device_of(network))}
     if isinstance(images, UserData):
-        return {**images.loaders, "example": images.given}
-    seed, options = request.settings.seed, request.options
-    batch = max(1, options.batch_size // world)
+        return network, images, {**images.loaders, **parts}, rank
+    seed, batch = settings.seed, max(1, request.options.batch_size // world)
     mine: dict[str, Any] = {"rank": rank, "world": world, "seed": seed}
-    return {
-        "train": images.loader("train", batch, augment=options.augment, shuffle=True, **mine),
-        "holdout": images.loader("holdout", 256, seed=seed),
-        "score_on": images.loader("train", 256, **mine),
-        "test": images.loader("test", 256, seed=seed) if images.has("test") else None,
-        "example": images.example(),
-    }
+    parts["train"] = images.loader("train", batch, augment=request.options.augment, shuffle=True, **mine)
+    parts["holdout"] = images.loader("holdout", 256, seed=seed)
+    parts["score_on"] = images.loader("train", 256, **mine)
+    parts["test"] = images.loader("test", 256, seed=seed) if images.has("test") else None
+    return network, images, parts, rank
 
 
 def print_result(result: Compressed, folder: Path, report: Path) -> None:

@@ -87,7 +87,6 @@ def command(
 
 
 def _print_bibtex(runs: list[Path]) -> Answer:
-    """What to cite for the metrics of runs or studies."""
     from prunus.scoring.metrics import METRICS, bibtex
 
     used: list[str] = []
@@ -103,58 +102,48 @@ def _print_bibtex(runs: list[Path]) -> Answer:
 
 
 def _print_table(runs: list[Path], form: str) -> Answer:
-    """The table of a study, or of one or more runs, in markdown or LaTeX."""
+    """The table of a study (in LaTeX, the one that it wrote), or of one or more runs."""
+    from prunus.report.compare import compare
     from prunus.report.study_page import is_study
+    from prunus.studies.folder import LATEX, read_study, text_cells
     from prunus.util.text import latex_table, markdown_table
 
     if len(runs) == 1 and is_study(runs[0]):
-        text = _study_table(runs[0], form)
+        study = read_study(runs[0])
+        text = f"{markdown_table(*text_cells(study['rows'], study['columns']))}\n"
+        text = (runs[0] / LATEX).read_text(encoding="utf-8") if form == "latex" else text
         console.print(text, end="", soft_wrap=True)
         return Answer({"table": text})
-    from prunus.report.compare import compare
-
     comparison = compare(runs)
     parts: list[str] = []
     for titles, rows, caption, numbers in _tables(comparison):
-        if form == "latex":
-            places = [place for place, title in enumerate(titles) if title in numbers]
-            parts.append(latex_table(titles, rows, places, caption=caption, label="tab:runs" if not parts else ""))
-        else:
-            parts.append(f"{markdown_table(titles, rows)}\n")
-    console.print("\n".join(parts), end="", soft_wrap=True)
+        places = [place for place, title in enumerate(titles) if title in numbers]
+        label = "" if parts else "tab:runs"
+        text = f"{markdown_table(titles, rows)}\n"
+        parts.append(latex_table(titles, rows, places, caption=caption, label=label) if form == "latex" else text)
+    text = "\n".join(parts)
+    console.print(text, end="", soft_wrap=True)
     for note in comparison.notes:
         complain("note", note)
-    return Answer({"table": "\n".join(parts), **comparison.to_dict()})
-
-
-def _study_table(folder: Path, form: str) -> str:
-    """The table of a study: what it wrote for a paper, or its rows in markdown."""
-    from prunus.studies.folder import LATEX, read_study, text_cells
-    from prunus.util.text import markdown_table
-
-    study = read_study(folder)
-    if form == "latex":
-        return (folder / LATEX).read_text(encoding="utf-8")
-    return f"{markdown_table(*text_cells(study['rows'], study['columns']))}\n"
+    return Answer({"table": text, **comparison.to_dict()})
 
 
 def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]], str, tuple[str, ...]]]:
     """Titles, rows, caption and right-aligned titles: of the finished runs, and of their means over seeds."""
-    from prunus.report.compare import finished
     from prunus.report.paired import seed_table
     from prunus.util.text import big_number, relative_change
 
-    rows, done = [], finished(comparison.entrants)
+    rows, done = [], comparison.results()
     tested = len(done) > 1 and any(pair.result is not None for pair in comparison.pairs)
     for each in done:
-        entrant, was, now, text = each.entrant, each.before, each.after, each.run.summary.quality
+        was, now, text = each.before, each.after, each.run.summary.quality
         before, after = (side.costs["MACs per image"] for side in (was, now))
         macs = f"{big_number(after)} ({relative_change(before, after)})".replace("−", "-")
         quality = [text.name, text.shown(now.quality), text.change(now.quality - was.quality)]
         speeds = each.run.since_original.speeds
         speed = f"{speeds[0].change} in {speeds[0].place}" if speeds else "not measured"
-        rows.append([entrant.letter, entrant.name, *quality, macs, speed])
-        rows[-1] += [comparison.against_first(entrant.letter)] if tested else []
+        rows.append([each.letter, each.name, *quality, macs, speed])
+        rows[-1] += [comparison.against_first(each.letter)] if tested else []
     first = comparison.entrants[0].letter
     titles = ["", "run", "quality", "after", "change", "MACs", "speed-up", *([f"p against {first}"] if tested else [])]
     what = f" p: paired tests against {first} on the same images." if tested else ""
@@ -181,8 +170,7 @@ def _compare(runs: list[Path], out: Path) -> Answer:
             say(f"{entrant.letter} {entrant.name}: not finished")
     for note in comparison.notes:
         say(f"note: {note}")
-    untested = {pair.reason for pair in comparison.pairs if pair.result is None}
-    for reason in sorted(untested):
+    for reason in sorted({pair.reason for pair in comparison.pairs if pair.result is None}):
         say(f"note: some runs are not tested in pairs: {reason}")
     say(f"page: {page} (open it in a browser)")
     return Answer({"page": page, **comparison.to_dict()})

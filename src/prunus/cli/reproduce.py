@@ -48,10 +48,22 @@ def command(
         prunus reproduce vgg16-imagenet-a --data imagenet:ILSVRC --dry-run
     """
     from prunus.cli import build
-    from prunus.studies.recipes import all_commands, at_budget, commands, load_recipe, missing, recipes_called
+    from prunus.studies.recipes import (
+        all_commands,
+        at_budget,
+        commands,
+        load_recipe,
+        missing,
+        recipe_names,
+        recipes_called,
+    )
 
     if name is None:
-        return _list()
+        known = [load_recipe(each) for each in recipe_names()]
+        console.print(table(("name", "in the paper", "title"), [[r.name, r.paper, r.title] for r in known]))
+        say("\nprunus reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands")
+        say("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b")
+        return Answer({"recipes": {r.name: {"paper": r.paper, "title": r.title} for r in known}})
     names = recipes_called(name)
     if weights is not None and len(names) > 1:
         raise RunError(f"{name} has several networks; give --weights to one recipe at a time: {', '.join(names)}")
@@ -97,22 +109,9 @@ def check(words: list[str]) -> dict[str, Any]:
 @cache
 def _parser() -> Any:
     """The command line as a click command."""
-    from typer.main import get_command
-
     from prunus.cli import build
 
-    return get_command(build())
-
-
-def _list() -> Answer:
-    from prunus.studies.recipes import load_recipe, recipe_names
-
-    known = [load_recipe(name) for name in recipe_names()]
-    rows = [[r.name, r.paper, r.title] for r in known]
-    console.print(table(("name", "in the paper", "title"), rows))
-    say("\nprunus reproduce NAME --budget smoke|cpu|full; --dry-run prints the commands")
-    say("NAME can also be a table or figure: table1 runs all recipes of Tables 1a and 1b")
-    return Answer({"recipes": {r.name: {"paper": r.paper, "title": r.title} for r in known}})
+    return typer.main.get_command(build())
 
 
 def _print_plan(chosen: list[tuple[Recipe, list[Change]]], budget: str, steps: list[list[str]]) -> None:

@@ -20,7 +20,7 @@ from prunus.util.options import option, options_of
 from prunus.zoo.names import PARTS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from prunus.plots.channels import ChannelsFigure, Separation
 
 PICTURES = {"separation": SeparationSettings, "channels": ChannelsFigureSettings}
 
@@ -84,6 +84,8 @@ def command(
     from prunus.graph.channel_graph import trace
     from prunus.plots.channels import draw_channels, draw_separation
     from prunus.plots.choices import Normalisation, spread_classes
+    from prunus.plots.style import save
+    from prunus.util.files import write_json
 
     images = data.open_classes(named, settings.seed)
     if weights is None and (named.typed, data.name) == (DEMO_MODEL, DEMO_DATA):
@@ -98,37 +100,29 @@ def command(
     scored, drawn = (images.loader(part, 128, seed=settings.seed) for part in ("train", options.part))  # type: ignore[arg-type]
     count = options.classes or (10 if picture == "separation" else 5)
     classes = spread_classes(len(images.classes), count)
+    shown: Separation | ChannelsFigure
     if picture == "separation":
-        pair = studies.separation(graph, scored, drawn, classes, **given)
+        shown = pair = studies.separation(graph, scored, drawn, classes, **given)
+        figure = draw_separation(pair, images.classes)
         for word, seen in (("weak", pair.weak), ("strong", pair.strong)):
             near = ", ".join(f"{100 * p.own_class:.1f}% in {kind}" for kind, p in seen.projections.items())
             say(
                 f"{word}: channel {seen.channel} of {pair.unit}, {pair.metric} {seen.score:.4g}; images nearest to the "
                 f"mean of their own class: {near}"
             )
-        _print_silent(pair.silent)
-        return _write(draw_separation(pair, images.classes), pair.numbers(), folder, picture)
-    shown = studies.channels_shown(graph, scored, drawn, classes, **given)
-    say(f"{shown.unit}: by {shown.by}, channel {shown.weak} is the weakest and {shown.strong} the strongest")
-    _print_silent(shown.silent)
-    for name, strongest in shown.strongest.items():
-        say(f"strongest by {name}: {', '.join(map(str, strongest))}")
-    for note in shown.notes:
-        say(f"note: {note}")
-    return _write(draw_channels(shown, images.classes), shown.numbers(), folder, picture)
-
-
-def _print_silent(silent: tuple[int, ...]) -> None:
-    if silent:
-        say(f"not chosen, because they have one value on all images shown: channels {', '.join(map(str, silent))}")
-
-
-def _write(picture: Figure, numbers: dict[str, Any], folder: Path, name: str) -> Answer:
-    from prunus.plots.style import save
-    from prunus.util.files import write_json
-
-    save(picture, folder, name)
-    write_json(folder / f"{name}.json", numbers)
-    files = [folder / f"{name}.{ending}" for ending in ("png", "svg", "json")]
+    else:
+        shown = found = studies.channels_shown(graph, scored, drawn, classes, **given)
+        figure = draw_channels(found, images.classes)
+        say(f"{found.unit}: by {found.by}, channel {found.weak} is the weakest and {found.strong} the strongest")
+        for name, strongest in found.strongest.items():
+            say(f"strongest by {name}: {', '.join(map(str, strongest))}")
+        for note in found.notes:
+            say(f"note: {note}")
+    if shown.silent:
+        silent = ", ".join(map(str, shown.silent))
+        say(f"not chosen, because they have one value on all images shown: channels {silent}")
+    save(figure, folder, picture)
+    write_json(folder / f"{picture}.json", shown.numbers())
+    files = [folder / f"{picture}.{ending}" for ending in ("png", "svg", "json")]
     say(f"written: {', '.join(map(str, files))}")
-    return Answer({"files": files, **numbers})
+    return Answer({"files": files, **shown.numbers()})

@@ -26,15 +26,7 @@ from prunus.cli.console import (
 )
 from prunus.cli.images import DataOptions, UndividedData, UserData, task_on
 from prunus.cli.network import NamedModel, check_model_name, open_graph, open_model, open_network, resolve
-from prunus.cli.options import (
-    BySet,
-    Classes,
-    DeviceOptions,
-    Model,
-    TrainingImages,
-    Weights,
-    Without,
-)
+from prunus.cli.options import BySet, Classes, DeviceOptions, Model, TrainingImages, Weights, Without
 from prunus.deciding.settings import StreamSettings
 from prunus.errors import DataError, ModelError, PlanError
 from prunus.run.settings import RARE
@@ -43,15 +35,13 @@ from prunus.tasks import task_of
 from prunus.tasks.quality import QualityText
 from prunus.util.options import names, option
 from prunus.util.progress import is_first_process
+from prunus.util.text import big_number
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prunus.cli.images import AnyData
-    from prunus.graph.channel_graph import ChannelGraph
-    from prunus.graph.plan import Plan
     from prunus.studies.folder import Provenance
-    from prunus.studies.timing_study import ScoringTimes
     from prunus.util.batches import Batches
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -108,7 +98,7 @@ def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
 
 
 def trained(models: list[str], weights: Path | None) -> list[NamedModel]:
-    """The networks by name. ModelError for one without weights, unless its user-provided factory may load some."""
+    """The networks by name; ModelError for one without weights."""
     named = [resolve(text, weights if len(models) == 1 else None) for text in models]
     for each in named:
         if not each.has_weights:
@@ -165,8 +155,9 @@ def effectiveness(
     named = trained(models, weights)
     data = data.known_for(named[0])
     settings = replace(settings, task=named[0].task(settings.task))
+    from prunus.studies.effectiveness_study import BATCH
     from prunus.studies.effectiveness_study import effectiveness as study
-    from prunus.studies.folder import BATCH
+    from prunus.studies.effectiveness_tables import STAGES, pivoted
     from prunus.util.batches import device_of, move
 
     opened = data.open(named[0], settings.seed, settings.task)
@@ -198,22 +189,14 @@ def effectiveness(
         )
     if not is_first_process():
         return None
-    _print_effectiveness(rows, QualityText.of(task))
-    return results_in(folder, rows)
-
-
-def _print_effectiveness(rows: list[dict[str, Any]], text: QualityText) -> None:
-    """A table for each stage that was measured."""
-    from prunus.studies.effectiveness_tables import STAGES, pivoted
-
+    text = QualityText.of(task)
     unit = f", {text.unit}" if text.unit else ""
-    stages = [stage for stage in STAGES if stage in rows[0]]
-    for stage in stages:
+    error = "; mean ± standard error over the seeds" if rows[0]["seeds"] > 1 else ""
+    for number, stage in enumerate(stage for stage in STAGES if stage in rows[0]):
         titles, cells = pivoted(rows, stage, text)
-        gap = "\n" if stage != stages[0] else ""
-        error = "; mean ± standard error over the seeds" if rows[0]["seeds"] > 1 else ""
-        say(f"{gap}{text.name} {STAGES[stage]}{unit}, by the fraction of channels removed{error}")
+        say(f"{chr(10) if number else ''}{text.name} {STAGES[stage]}{unit}, by the fraction of channels removed{error}")
         console.print(table(titles, cells, numbers=titles[2:]))
+    return results_in(folder, rows)
 
 
 # -- sensitivity: two ways of choosing the units to prune, iteration by iteration
@@ -309,9 +292,8 @@ def structure(
     """
     from prunus.graph.channel_graph import trace
     from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.structure_study import COLUMNS, write_structure
+    from prunus.studies.structure_study import COLUMNS, plan_of_widths, write_structure
     from prunus.studies.structure_study import structure as study
-    from prunus.studies.table_study import short
 
     opened = open_network(resolve(network), classes)
     plan = opened.plan
@@ -321,10 +303,16 @@ def structure(
     ways: Any = {"streams": units.streams} if plan is None else {"streams": plan.streams, "norms": plan.norms}
     graph = trace(whole, opened.example(), **ways)
     if plan is None:
-        plan = _plan_of_text(graph, str(widths))
+        parts = names(str(widths))
+        pairs = [part.rpartition("=") for part in parts]
+        try:
+            by_unit = {unit: int(width) for unit, _, width in pairs} if all("=" in part for part in parts) else None
+            plan = plan_of_widths(graph, [int(part) for part in parts] if by_unit is None else by_unit)
+        except ValueError as error:
+            raise PlanError(f"--widths must be 11,39,... or UNIT=11,UNIT=39; got {widths!r}") from error
     rows = study(graph, plan, by)  # type: ignore[arg-type]
     big = ("params", "params_pruned", "macs", "macs_pruned")
-    cells = [[short(value) if key in big else str(value) for key, value in row.items()] for row in rows]
+    cells = [[big_number(value) if key in big else str(value) for key, value in row.items()] for row in rows]
     titles, total = list(COLUMNS.values()), rows[-1]
     console.print(table(titles, cells, set(titles) - {"part"}))
     say(f"\n{total['params_pruned']:,} weights and {total['macs_pruned']:,} MACs remain")
@@ -332,20 +320,6 @@ def structure(
     folder = out or default_folder(f"study-structure-{opened.name}-{by}")
     place = StudyFolder(folder, "structure", settings, Provenance(command=typed_command()))
     return results_in(write_structure(rows, f"{opened.name}: cost of each {by}", place), rows)
-
-
-def _plan_of_text(graph: ChannelGraph, text: str) -> Plan:
-    """The plan of --widths."""
-    from prunus.studies.structure_study import plan_of_widths
-
-    parts = names(text)
-    try:
-        if all("=" in part for part in parts):
-            pairs = (part.rpartition("=") for part in parts)
-            return plan_of_widths(graph, {unit: int(width) for unit, _, width in pairs})
-        return plan_of_widths(graph, [int(part) for part in parts])
-    except ValueError as error:
-        raise PlanError(f"--widths must be 11,39,... or UNIT=11,UNIT=39; got {text!r}") from error
 
 
 # -- table: finished runs among the rows of the paper's Tables 1 and 2
@@ -461,25 +435,19 @@ def timing(
     shape = "x".join(str(side) for side in images.shape[1:])
     pictures = draw_timing(times, model, f"{shape} pixels", folder.path)
     folder.finish(f"Seconds to score each layer of {model}", times.rows, pictures, times.notes, columns=COLUMNS)
-    _print_times(times)
-    named.note_untrained()
-    return results_in(folder.path, times.rows)
-
-
-def _print_times(times: ScoringTimes) -> None:
-    """One line per layer: its size, then the seconds of every metric."""
     metrics = list(dict.fromkeys(row["metric"] for row in times.rows))
     layers: dict[str, dict[str, Any]] = {}
     for row in times.rows:
         layers.setdefault(row["layer"], {})[row["metric"]] = row
-    titles = ["layer", "channels", "pixels", *metrics, "maps"]
     lines = []
     for layer, rows in layers.items():
-        any_row = next(iter(rows.values()))
         cells = [f"{rows[name]['seconds']:.2e}" if name in rows else "-" for name in metrics]
-        maps = max(row["maps_seconds"] for row in rows.values())
-        lines.append([layer, str(any_row["channels"]), str(any_row["pixels"]), *cells, f"{maps:.2e}"])
+        size = [str(next(iter(rows.values()))[key]) for key in ("channels", "pixels")]
+        lines.append([layer, *size, *cells, f"{max(row['maps_seconds'] for row in rows.values()):.2e}"])
+    titles = ["layer", "channels", "pixels", *metrics, "maps"]
     console.print(table(titles, lines, titles[1:]))
     say("\nseconds to score all channels of a layer; maps: seconds to compute the feature maps")
     for note in times.notes:
         say(note)
+    named.note_untrained()
+    return results_in(folder.path, times.rows)

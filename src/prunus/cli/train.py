@@ -107,7 +107,7 @@ def command(
     held_out = images.loader("holdout", each, **loaders) if images.has("holdout") else None
     about = {"data": images.name, "images": number}  # a checkpoint of other data is refused
     if not isinstance(images, UserData):
-        about |= {"shape": images.shape, "mean": images.mean, "std": images.std}
+        about |= {name: getattr(images, name) for name in ("shape", "mean", "std")}
         about |= {"holdout": data.holdout, "augment": augment}
     with resumable(typed_command()):
         fitted = fit(
@@ -138,9 +138,7 @@ def _finish(
 ) -> Answer:
     """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
 
-    Args:
-        options: What verbs need to open the run as a network again.
-        arguments: What the network's factory was given.
+    options: what verbs need to open the run as a network again. arguments: what the network's factory was given.
     """
     from safetensors.torch import save
 
@@ -152,15 +150,8 @@ def _finish(
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in fitted.model.state_dict().items()}
     write_atomically(folder / WEIGHTS, save(tensors))
     holdout = fitted.history[-1].holdout
-    summary = {
-        "model": options["model"],
-        "data": options["data"],
-        "command": options,
-        "built": arguments,
-        "epochs": len(fitted.history),
-        "holdout": to_data(holdout),
-        "test": to_data(test),
-    }
+    summary = {name: options[name] for name in ("model", "data")} | {"command": options, "built": arguments}
+    summary |= {"epochs": len(fitted.history), "holdout": to_data(holdout), "test": to_data(test)}
     write_json(folder / SUMMARY, summary)
     text = QualityText.of(task)
     for part, measured in (("held-out", holdout), ("test", test)):

@@ -128,9 +128,7 @@ def channels_shown(
 def draw_channels(shown: ChannelsFigure, names: Sequence[str] | None = None) -> Figure:
     """One row per image. The two single channels share one colour scale; each mean response has its own.
 
-    Args:
-        shown: What `channels_shown` computed.
-        names: Of all classes; without it, classes are shown by number.
+    names: of all classes; without it, classes are shown by number.
     """
     columns, rows = 3 + len(shown.averages), len(shown.labels)
     ratio = shown.images.shape[1] / shown.images.shape[2]
@@ -339,11 +337,7 @@ LONG = 3  # letters of a class name that fit above a tile, with ten classes
 def draw_separation(shown: Separation, names: Sequence[str] | None = None) -> Figure:
     """Top: the images. Below, for the weak and the strong channel: maps of those images, and projections.
 
-    The maps of both channels share one colour scale.
-
-    Args:
-        shown: What `separation` computed.
-        names: Of all classes; without it, classes are shown by number.
+    The maps of both channels share one colour scale. names: of all classes; without it, they are shown by number.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

@@ -115,13 +115,9 @@ def course_chart(
 ) -> Markup:
     """Quality against MACs removed: on held-out images as a line, on test images (before and after) as green points.
 
-    Args:
-        gone: MACs removed in per cent, before pruning and after each round.
-        values: The held-out quality times its factor.
-        quality: Its name and unit.
-        tested: The test quality before and after, times its factor.
-        goal: The per cent of the MACs that were to be removed.
-        floor: The lowest quality allowed, times its factor.
+    gone: MACs removed in per cent, before pruning and after each round, to which the held-out `values` belong.
+    tested: the test quality before and after. goal: MACs to be removed, in per cent. floor: the lowest quality allowed.
+    All qualities are multiplied by their factor.
     """
     fig, axes = _axes(2.6, "MACs removed", quality, [*values, *tested])
     axes.set_xlim(-0.06 * max(5.0, *gone), 1.06 * max(5.0, *gone))

@@ -16,10 +16,10 @@ from prunus.report.charts import CostPoint, cost_chart
 from prunus.report.page import (
     Cell,
     Table,
+    about_classes,
     as_json,
     class_table,
     confusions,
-    left_out,
     points,
     render_page,
     setting_text,
@@ -36,6 +36,22 @@ from prunus.util.text import big_number, count, relative_change, short_table
 PAGE, DATA = "compare.html", "compare.json"
 FORMAT, VERSION = "prunus-comparison", 1
 MACS, SPEEDUP = "MACs per image", "speed-up in "
+
+
+@dataclass(frozen=True)
+class Side:
+    """A finished run's network before or after: its quality, a fraction or any number, and what it costs."""
+
+    quality: float
+    costs: Mapping[str, float]  # kind of cost -> number; a speed-up relative to the original is one too
+
+    def beats(self, other: Side, cost: str) -> bool:
+        """Whether it is at least as good and as cheap as the other, and better in one of the two."""
+        if cost not in self.costs or cost not in other.costs:
+            return False
+        ahead, cheaper = self.quality - other.quality, other.costs[cost] - self.costs[cost]
+        cheaper = -cheaper if cost.startswith(SPEEDUP) else cheaper  # more speed is better
+        return ahead >= 0 and cheaper >= 0 and (ahead > 0 or cheaper > 0)
 
 
 @dataclass(frozen=True)
@@ -65,53 +81,20 @@ class Entrant:
 
 
 @dataclass(frozen=True)
-class Side:
-    """A finished run's network before or after: its quality, a fraction or any number, and what it costs."""
-
-    quality: float
-    costs: Mapping[str, float]  # kind of cost -> number; a speed-up relative to the original is one too
-
-    def beats(self, other: Side, cost: str) -> bool:
-        """Whether it is at least as good and as cheap as the other, and better in one of the two."""
-        if cost not in self.costs or cost not in other.costs:
-            return False
-        ahead, cheaper = self.quality - other.quality, other.costs[cost] - self.costs[cost]
-        cheaper = -cheaper if cost.startswith(SPEEDUP) else cheaper  # more speed is better
-        return ahead >= 0 and cheaper >= 0 and (ahead > 0 or cheaper > 0)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A run that has finished.
+class Result(Entrant):
+    """A run that has finished: quality, on test images if there are any, and costs of both networks.
 
     Seconds of different runs cannot be compared: the machine was busy with other things. Speed-ups can, because each
     run timed its network and the original in turns.
-
-    Attributes:
-        entrant: The run in the comparison.
-        run: Its files.
-        before: Quality, on test images if there are any, and costs of the original network.
-        after: Those of the pruned network.
     """
 
-    entrant: Entrant
     run: FinishedRun
     before: Side
     after: Side
 
-    @property
-    def letter(self) -> str:
-        """That of the entrant."""
-        return self.entrant.letter
-
-
-def finished(entrants: Sequence[Entrant], quality: QualityText | None = None) -> list[Result]:
-    """The runs that have a result, and were measured by this quality if one is given."""
-    results = []
-    for entrant in entrants:
-        run = entrant.run
-        if not isinstance(run, FinishedRun) or quality not in (None, run.summary.quality):
-            continue
+    @classmethod
+    def of(cls, letter: str, name: str, run: FinishedRun) -> Result:
+        """The result in the files of a run."""
         base, (part, _, now) = run.since_original, run.reported()
         was = base.before.test if part == "test" and base.before.test is not None else base.before.holdout
         sides = []
@@ -119,8 +102,7 @@ def finished(entrants: Sequence[Entrant], quality: QualityText | None = None) ->
             costs = {f"{SPEEDUP}{each.place}": each.ratio if is_after else 1.0 for each in base.speeds}
             costs |= {MACS: figures.macs, "weights": figures.params, "bytes": figures.bytes}
             sides.append(Side(evaluation.quality, costs))
-        results.append(Result(entrant, run, *sides))
-    return results
+        return cls(letter, name, run, *sides)
 
 
 def costs_of(results: Sequence[Result]) -> list[str]:
@@ -148,6 +130,11 @@ class Comparison:
     pairs: tuple[Pair, ...] = ()
     over_seeds: tuple[OverSeeds, ...] = ()
 
+    def results(self, quality: QualityText | None = None) -> list[Result]:
+        """The runs that have finished, and were measured by this quality if one is given."""
+        done = [each for each in self.entrants if isinstance(each, Result)]
+        return [each for each in done if quality in (None, each.run.summary.quality)]
+
     def against_first(self, letter: str) -> str:
         """The p-value of the paired test of a run against the first one, as text; "–" if there is none."""
         first = self.entrants[0].letter
@@ -157,7 +144,7 @@ class Comparison:
     def front(self, cost: str, quality: QualityText) -> frozenset[str]:
         """Letters of the finished runs that no other one beats: none costs less and is at least as good, or the same
         and better. Originals count."""
-        results = finished(self.entrants, quality)
+        results = self.results(quality)
         rivals = [side for each in results for side in (each.before, each.after)]
         known = [each for each in results if cost in each.after.costs]
         return frozenset(each.letter for each in known if not any(r.beats(each.after, cost) for r in rivals))
@@ -180,19 +167,20 @@ class Comparison:
         run = entrant.run
         head: dict[str, Any] = {"letter": entrant.letter, "name": entrant.name, "folder": str(run.folder)}
         head |= {"network": entrant.network, "data": entrant.data}
-        if not isinstance(run, FinishedRun):
+        if isinstance(run, UnfinishedRun):
             rounds = [{"round": r.number, "macs": r.macs, "quality": r.after.quality} for r in run.rounds]
             return {**head, "finished": False, "rounds": rounds}
-        (result,), quality = finished([entrant]), run.summary.quality
+        assert isinstance(entrant, Result)
+        quality = run.summary.quality
         return {
             **head,
             "finished": True,
             "quality": asdict(quality),
             "measured_on": run.reported()[0],
-            "before": asdict(result.before),
-            "after": asdict(result.after),
+            "before": asdict(entrant.before),
+            "after": asdict(entrant.after),
             "speeds": [asdict(each) for each in run.since_original.speeds],
-            "front": [cost for cost in result.after.costs if entrant.letter in self.front(cost, quality)],
+            "front": [cost for cost in entrant.after.costs if entrant.letter in self.front(cost, quality)],
             "widths": {name: [run.plan.widths[name], len(kept)] for name, kept in run.plan.keep.items()},
             "classes": None if run.classes is None else asdict(run.classes),
         }
@@ -211,11 +199,11 @@ class Comparison:
     def __repr__(self) -> str:
         """A short table."""
         rows = []
-        for each in finished(self.entrants):
-            cells = [each.run.summary.quality.shown(each.after.quality), big_number(each.after.costs[MACS])]
-            rows.append([f"{each.letter}  {each.entrant.name}", *cells])
-        unfinished = [each for each in self.entrants if isinstance(each.run, UnfinishedRun)]
-        rows += [[f"{entrant.letter}  {entrant.name}", "not finished", ""] for entrant in unfinished]
+        for each in self.entrants:
+            cells = ["not finished", ""]
+            if isinstance(each, Result):
+                cells = [each.run.summary.quality.shown(each.after.quality), big_number(each.after.costs[MACS])]
+            rows.append([f"{each.letter}  {each.name}", *cells])
         return short_table(f"Comparison of {len(self.entrants)} runs", ("", "quality", "MACs"), rows)
 
 
@@ -236,7 +224,7 @@ def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> Compar
     names = dict.fromkeys(name for each in settings for name in each)
     values = {name: tuple(each.get(name) for each in settings) for name in names}
     differing = {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-    results = finished(entrants)
+    results = [each for each in entrants if isinstance(each, Result)]
     compared = Comparison(
         entrants,
         tuple(rows.values()),
@@ -256,7 +244,7 @@ def _read_entrants(paths: Sequence[Path]) -> tuple[Entrant, ...]:
     for place, path in enumerate(resolved):
         if path in resolved[:place]:
             raise RunError(f"{paths[place]} is named twice; name each run once")
-    entrants = []
+    entrants: list[Entrant] = []
     for place, (path, whole) in enumerate(zip(paths, resolved, strict=True)):
         if not path.is_dir():
             raise FileError(f"{path} {'is a file' if path.exists() else 'does not exist'}; name folders of runs")
@@ -264,14 +252,13 @@ def _read_entrants(paths: Sequence[Path]) -> tuple[Entrant, ...]:
         if content != PRUNING:
             what = f"holds {content}" if content else f"holds no run (it has no {CONFIG})"
             raise FileError(f"{path} {what}; only runs of `prunus prune` or prunus.compress can be compared")
-        again, letter = divmod(place, 26)  # A to Z, then A2 to Z2
+        again, number = divmod(place, 26)  # A to Z, then A2 to Z2
+        letter = string.ascii_uppercase[number] + (f"{again + 1}" if again else "")
         alike = sum(each.name == whole.name for each in resolved) > 1
+        name = f"{whole.parent.name}/{whole.name}" if alike else whole.name
+        done = (path / SUMMARY).exists()
         entrants.append(
-            Entrant(
-                string.ascii_uppercase[letter] + (f"{again + 1}" if again else ""),
-                f"{whole.parent.name}/{whole.name}" if alike else whole.name,
-                read_run(path) if (path / SUMMARY).exists() else read_unfinished(path),
-            )
+            Result.of(letter, name, read_run(path)) if done else Entrant(letter, name, read_unfinished(path))
         )
     return tuple(entrants)
 
@@ -315,17 +302,14 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
 
 def render(compared: Comparison) -> str:
     """The page as HTML."""
-    entrants, results = compared.entrants, finished(compared.entrants)
+    entrants, results = compared.entrants, compared.results()
     qualities = list(dict.fromkeys(each.run.summary.quality for each in results))
     charts = [(quality, _cost_charts(compared, quality)) for quality in qualities]
-    known = [(each.entrant, each.run.classes) for each in results if each.run.classes is not None]
+    known = [(each, each.run.classes) for each in results if each.run.classes is not None]
     class_tables = []
     for names in dict.fromkeys(classes.names for _, classes in known):
         same = [(entrant.letter, classes) for entrant, classes in known if classes.names == names]
-        first = same[0][1]
-        part = "test" if first.part == "test" else "held-out"
-        text = f"{first.quality[:1].upper()}{first.quality[1:]} of each class on the {part} images.{left_out(first)}"
-        class_tables.append((text, class_table(same)))
+        class_tables.append((about_classes(same[0][1]), class_table(same)))
     unfinished = []
     for entrant in entrants:
         if isinstance(run := entrant.run, UnfinishedRun):
@@ -362,22 +346,22 @@ def render(compared: Comparison) -> str:
 
 def _run_table(compared: Comparison, quality: QualityText) -> Table:
     """One row per finished run that was measured by this quality."""
-    results = finished(compared.entrants, quality)
+    results = compared.results(quality)
     costs, parts = costs_of(results), {each.run.reported()[0] for each in results}
     part = parts.pop() if len(parts) == 1 else "test or held-out"
     is_tested = len(results) > 1 and any(pair.result is not None for pair in compared.pairs)
     rows = []
     for place, each in enumerate(results):
-        entrant, was, now = each.entrant, each.before, each.after
+        was, now = each.before, each.after
         gained, speeds = now.quality - was.quality, {s.place: s for s in each.run.since_original.speeds}
         cells = [
-            Cell(entrant.letter, place, str(each.run.folder)),
-            Cell(entrant.name, place, f"{entrant.network}, {entrant.data or 'data without a name'}"),
+            Cell(each.letter, place, str(each.run.folder)),
+            Cell(each.name, place, f"{each.network}, {each.data or 'data without a name'}"),
             Cell(quality.shown(now.quality), now.quality, f"before: {quality.shown(was.quality)}"),
             Cell(points(gained, quality), gained),
         ]
         if is_tested:
-            text = compared.against_first(entrant.letter)
+            text = compared.against_first(each.letter)
             cells.append(Cell(text, -1.0 if text == "–" else float(text.lstrip("< "))))
         for cost in costs:
             before, after, speed = was.costs.get(cost), now.costs.get(cost), speeds.get(cost.removeprefix(SPEEDUP))
@@ -397,7 +381,7 @@ def _run_table(compared: Comparison, quality: QualityText) -> Table:
 
 def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, bool]]:
     """For each cost that a run knows: a chart, and whether it shows published figures."""
-    results, charts = finished(compared.entrants, quality), []
+    results, charts = compared.results(quality), []
     for cost in costs_of(results):
         front, drawn = compared.front(cost, quality), []
         key = {MACS: "macs", "weights": "params"}.get(cost)
@@ -412,8 +396,8 @@ def _cost_charts(compared: Comparison, quality: QualityText) -> list[tuple[Any, 
             speeds = [s for s in each.run.since_original.speeds if f"{SPEEDUP}{s.place}" == cost]
             ends = (speeds[0].low, speeds[0].high) if speeds else None
             at = each.after.costs[cost]
-            drawn.append(CostPoint("run", each.entrant.name, at, value, letter, letter in front, ends))
-            name = f"{each.entrant.network} before pruning"
+            drawn.append(CostPoint("run", each.name, at, value, letter, letter in front, ends))
+            name = f"{each.network} before pruning"
             drawn.append(CostPoint("original", name, each.before.costs[cost], quality.factor * each.before.quality))
         charts.append((cost_chart(list(dict.fromkeys(drawn)), cost, quality), is_published))
     return charts
@@ -438,11 +422,11 @@ def _width_table(results: Sequence[Result]) -> Table:
 
 def _files(compared: Comparison) -> dict[str, str]:
     """The figures as JSON, and those of the finished runs as CSV."""
-    results = finished(compared.entrants)
+    results = compared.results()
     costs = costs_of(results)
     headings = ["run", "name", "quality", "before", "after", *(f"{c} {w}" for c in costs for w in ("before", "after"))]
     rows = [
-        [each.letter, each.entrant.name, each.run.summary.quality.name, each.before.quality, each.after.quality]
+        [each.letter, each.name, each.run.summary.quality.name, each.before.quality, each.after.quality]
         + [side.costs.get(cost) for cost in costs for side in (each.before, each.after)]
         for each in results
     ]

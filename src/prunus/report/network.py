@@ -114,14 +114,8 @@ class DrawnRow:
 
 
 class NetworkDrawing:
-    """The rows of a drawing and what they share.
-
-    Attributes:
-        rows: Nodes, or folded blocks of them.
-        what: The cost on the right: time or MACs.
-        rails: Pixels that the lanes take.
-        widest: Channels of the longest bar of a row, and of a row inside a block.
-        dearest: The same of costs.
+    """The rows of a drawing, and what they share: the width of the lanes, and the longest bars of channels and of costs
+    (of a row, and of a row inside a block).
     """
 
     def __init__(self, run: FinishedRun) -> None:

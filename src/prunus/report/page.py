@@ -59,12 +59,7 @@ class Cell:
 class Table:
     """A table that the page's script sorts when a heading is clicked.
 
-    Attributes:
-        label: What it shows, for screen readers.
-        headings: One for each column.
-        rows: Cells of each row.
-        sorted: Whether the rows are in the order of the first column.
-        texts: Columns of text instead of numbers, besides the first.
+    `sorted`: whether the rows are in the order of the first column. `texts`: columns of text, besides the first.
     """
 
     label: str
@@ -116,9 +111,7 @@ def drawn_bars(rows: Sequence[Bar]) -> list[Bar]:
 def class_table(runs: Sequence[tuple[str, ClassTable]]) -> Table:
     """The quality of each class before and after, the worst after pruning first.
 
-    Args:
-        runs: Letters of runs on the same classes, and their figures. A run without a letter is alone: then there is a
-            column of changes.
+    runs: letters of runs on the same classes, and their figures. A run without a letter is alone: it has changes too.
     """
     first, alone = runs[0][1], not runs[0][0]
     sides = [(f"{letter} {when}".strip(), getattr(each, when)) for letter, each in runs for when in ("before", "after")]
@@ -141,11 +134,14 @@ def class_table(runs: Sequence[tuple[str, ClassTable]]) -> Table:
     return Table(label, headings, rows, sorted=False)
 
 
-def left_out(classes: ClassTable) -> str:
-    """What a table of the worst classes does not show."""
+def about_classes(classes: ClassTable) -> str:
+    """What a table of classes shows, and what it leaves out."""
+    part = "test" if classes.part == "test" else "held-out"
+    what = f"{classes.quality[:1].upper()}{classes.quality[1:]}"
+    text = f"{what} of each class on the {part} images, the lowest after pruning first."
     listed, absent = len(classes.worst_first()), sum(value is None for value in classes.after.values)
     more = f" The table has the lowest {MOST_ROWS} of {listed} classes." if listed > MOST_ROWS else ""
-    return more + (f" Left out because they do not occur: {absent}." if absent else "")
+    return text + more + (f" Left out because they do not occur: {absent}." if absent else "")
 
 
 @dataclass(frozen=True)

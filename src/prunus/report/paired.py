@@ -39,11 +39,7 @@ class Pair:
 
 
 def tested(runs: Sequence[tuple[str, FinishedRun]]) -> tuple[Pair, ...]:
-    """Each run against its original, and every two runs, by the same quality on the same images.
-
-    Args:
-        runs: Letters and finished runs.
-    """
+    """Each run against its original, and every two runs, by the same quality on the same images."""
     pairs = []
     for letter, run in runs:
         if run.predictions is not None and not run.start.get("earlier"):
@@ -128,11 +124,7 @@ class OverSeeds:
 
 
 def over_seeds(runs: Iterable[tuple[str, FinishedRun, float, float]]) -> tuple[OverSeeds, ...]:
-    """The groups of at least two runs that differ in nothing but the seed.
-
-    Args:
-        runs: Letter, run, quality before and after.
-    """
+    """The groups of runs that differ in nothing but the seed, from (letter, run, quality before and after)."""
     groups: dict[str, list[tuple[str, float, float]]] = {}
     for letter, run, before, after in runs:
         settings = {**run.config.get("settings", {}), "seed": None}

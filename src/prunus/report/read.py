@@ -95,11 +95,7 @@ class FinishedRun(RunRecord):
 
 
 def read_run(folder: str | Path) -> FinishedRun:
-    """Read the folder of a finished run.
-
-    Raises:
-        FileError: Names the file that is missing or damaged.
-    """
+    """Read the folder of a finished run. FileError names the file that is missing or damaged."""
     path = Path(folder)
     if not path.is_dir():
         raise FileError(f"{path} is not a folder; give the folder of a run, such as runs/prune-resnet8-digits")

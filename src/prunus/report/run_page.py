@@ -19,11 +19,11 @@ from prunus.report.page import (
     Bar,
     Cell,
     Table,
+    about_classes,
     as_json,
     class_table,
     confusions,
     drawn_bars,
-    left_out,
     render_page,
     setting_text,
 )
@@ -43,13 +43,9 @@ OPEN_ROUNDS = 2  # if there are more rounds, only the first one is unfolded
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a finished run or study in `folder` to `out`, by default `report.html` in that folder.
+    """Write the report of a finished run or study in `folder` to `out`, by default report.html there. Returns its path.
 
-    Returns:
-        The path of the report.
-
-    Raises:
-        FileError: Names a file that is missing or damaged; an old report is then kept.
+    FileError names a file that is missing or damaged; an old report is then kept.
     """
     path = Path(folder) / REPORT if out is None else Path(out)
     page = render_study(Path(folder)) if is_study(folder) else render(read_run(folder))
@@ -92,7 +88,7 @@ def render(run: FinishedRun) -> str:
         network=NetworkDrawing(run),
         widths=_widths(run),
         classes=run.classes and class_table([("", run.classes)]),
-        classes_left_out=run.classes and left_out(run.classes),
+        about_classes=run.classes and about_classes(run.classes),
         confusions=run.classes and confusions(run.classes),
         boxes=run.boxes and data_uri(run.boxes),
         repairs=[(done, _errors(done)) for done in run.rounds if done.outcome.layer_errors],
@@ -299,10 +295,7 @@ def what_was_asked(run: FinishedRun) -> dict[str, list[str]]:
 
 
 def all_settings(settings: Any, quality: QualityText = ACCURACY) -> list[tuple[str, str, str, str, str]]:
-    """Group, name, value, whether it was changed, and help of all settings.
-
-    quality: what the setting `measure` means by "accuracy".
-    """
+    """Group, name, value, whether it was changed, and help of all settings. quality: what `measure` calls accuracy."""
     rows, places = [], {group: place for place, group in enumerate(GROUPS)}
     for field, about in sorted(options_of(settings), key=lambda pair: places.get(pair[1].group, len(places))):
         value = getattr(settings, field.name)

@@ -6,6 +6,7 @@ and, if asked for, after a repair and after retraining. The study makes no decis
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -18,12 +19,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from prunus.deciding.splits import uniform
 from prunus.deciding.widths import candidates
-from prunus.errors import DecideError
-from prunus.graph.channel_graph import ChannelGraph, trace
+from prunus.errors import DecideError, ModelError, TraceError
+from prunus.graph.channel_graph import ChannelGraph, prune, trace
 from prunus.graph.plan import Plan
 from prunus.repairing.repair import repair
 from prunus.run.context import first_image
@@ -34,34 +36,18 @@ from prunus.scoring.metrics import METRICS
 from prunus.scoring.passes import sampled
 from prunus.scoring.score import score
 from prunus.scoring.scores import Scores, load_scores, rank_correlation, save_scores
-from prunus.studies.effectiveness_tables import (
-    ERRORS,
-    PS,
-    STAGES,
-    Correlations,
-    as_latex,
-    draw_effectiveness,
-    write_correlations,
-)
-from prunus.studies.folder import (
-    Provenance,
-    StudyFolder,
-    StudyRow,
-    accuracy_of,
-    in_memory,
-    processes_apart,
-    pruned_or_same,
-    wait_until,
-)
+from prunus.ship.fold import fold_batch_norm
+from prunus.studies.effectiveness_tables import STAGES, as_latex, column_of, draw_effectiveness, write_correlations
+from prunus.studies.folder import Provenance, StudyFolder, StudyRow, processes_apart, wait_until
 from prunus.studies.settings import EffectivenessSettings
-from prunus.tasks import task_of
-from prunus.tasks.evaluate import Evaluation, inputs_alone
+from prunus.tasks import Task, task_of
+from prunus.tasks.evaluate import Evaluation, See, evaluate_by_class, inputs_alone, unpack_for
 from prunus.tasks.paired import ByImage, ImageValues, paired_test
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.train.checkpoint import digest
 from prunus.train.fit import fit
 from prunus.train.settings import preset_of
-from prunus.util.batches import Batches, device_of
+from prunus.util.batches import Batch, Batches, device_of, order_channels_last
 from prunus.util.options import plain, replaced
 from prunus.util.progress import PhaseProgress, phases, shown
 
@@ -69,6 +55,8 @@ BEFORE_REPAIR = ("accuracy", "top5", "loss", "test_images")
 MEASURED = (*BEFORE_REPAIR, "repaired", "retrained")
 TITLE = "Which metric picks the channels that can be removed?"
 ALPHA = 0.05  # of the paired tests
+BATCH = 32  # images per batch whose activations fit in the cache
+KEPT_BYTES = 2**30  # of images in memory; larger data sets are read again each time
 
 RetrainOn = Batches | Callable[[int], Batches]  # batches, or a function of the seed that returns them
 
@@ -89,8 +77,8 @@ def averaged(single: Sequence[StudyRow]) -> list[StudyRow]:
         for stage in (stage for stage in STAGES if stage in first):
             values = [each[stage] for each in rows]
             row[stage] = round(mean(values), 4)
-            row[ERRORS[stage]] = round(stdev(values) / math.sqrt(len(values)), 4) if len(values) > 1 else None
-            row[PS[stage]] = None  # see `MetricComparison.against_the_best`
+            error = round(stdev(values) / math.sqrt(len(values)), 4) if len(values) > 1 else None
+            row |= {column_of("standard_error", stage): error, column_of("p", stage): None}  # p: `against_the_best`
         row["top5"] = None if first["top5"] is None else round(mean(each["top5"] for each in rows), 4)
         row["loss"] = round(mean(each["loss"] for each in rows), 6)
         means.append(row)
@@ -134,10 +122,7 @@ class UniformCut:
 
 @dataclass
 class MetricComparison:
-    """The study while it runs: each network is cut by each metric, at each ratio and with each seed.
-
-    Each cut is measured once and stored.
-    """
+    """The study while it runs: each network is cut by each metric, at each ratio and with each seed."""
 
     folder: StudyFolder
     settings: EffectivenessSettings
@@ -147,8 +132,8 @@ class MetricComparison:
     retrain_on: RetrainOn
     test: Batches  # to measure on
     progress: PhaseProgress
-    measured: dict[str, StudyRow] = field(default_factory=dict)  # measurements of plans that were seen before
-    measured_before: dict[tuple[str, str], StudyRow] = field(default_factory=dict)  # by network and plan, for all seeds
+    # By network, plan and seed. What does not depend on the seed, as a cut before repair, is stored without it.
+    measured: dict[tuple[str, str, int | None], StudyRow] = field(default_factory=dict)
     scores: dict[Path, dict[str, Scores]] = field(default_factory=dict)
     samples: dict[int, list[Any]] = field(default_factory=dict)  # seed -> images for the repair
 
@@ -164,8 +149,8 @@ class MetricComparison:
         cuts, row_of = self.cuts(), self.folder.row
         for cut in cuts:
             if (row := row_of(cut.key)) is not None:
-                self.measured[self._same_measurement(cut, row["plan"])] = row
-                self.measured_before[cut.network, row["plan"]] = {key: row[key] for key in BEFORE_REPAIR}
+                self.measured[cut.network, row["plan"], cut.seed] = row
+                self.measured[cut.network, row["plan"], None] = {key: row[key] for key in BEFORE_REPAIR}
         # Passes and rows are assigned by their position among all of them, not among the missing ones: a process that
         # starts late would count differently, and some rows would belong to no process.
         for path in list(dict.fromkeys(map(self._scores_path, cuts)))[rank::world]:
@@ -174,7 +159,9 @@ class MetricComparison:
                 self._score(waiting[0])
         mine = [cut for cut in cuts[rank::world] if row_of(cut.key) is None]
         for number, cut in enumerate(mine):
-            self.folder.keep(cut.key, self._row(cut, number, len(mine)))
+            note = f"{cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
+            self.progress("evaluate", number, len(mine), note)
+            self.folder.keep(cut.key, self._row(cut))
         wait_until(lambda: all(row_of(cut.key) is not None for cut in cuts))
         return [row for cut in cuts if (row := row_of(cut.key)) is not None]
 
@@ -207,7 +194,7 @@ class MetricComparison:
             self.scores[path] = load_scores(path)
         return self.scores[path][cut.metric.name]
 
-    def correlations(self, network: str) -> Correlations:
+    def correlations(self, network: str) -> dict[str, dict[str, float]]:
         """metric -> metric -> Spearman's rank correlation of their scores, averaged over the pruned units of both.
 
         Scores are those of the first sample; metrics without a file are left out.
@@ -219,17 +206,18 @@ class MetricComparison:
         pruned = {name: each.of_units([u for u in units if u in each.values]) for name, each in every.items()}
         return {a: {b: round(rank_correlation(x, y), 4) for b, y in pruned.items()} for a, x in pruned.items()}
 
-    def _row(self, cut: UniformCut, number: int, total: int) -> StudyRow:
+    def _row(self, cut: UniformCut) -> StudyRow:
         started = time.perf_counter()
         graph, scores = self.graphs[cut.network], self._scores_of(cut)
         plan = uniform(graph, scores, cut.ratio, units=units_to_prune(graph, self.settings.units))
-        cost, name = (
-            graph.cost(plan),
-            _digest(json.dumps(sorted((unit, list(kept)) for unit, kept in plan.keep.items()))),
-        )
-        same = self._same_measurement(cut, name)
+        cost = graph.cost(plan)
+        name = _digest(json.dumps(sorted((unit, list(kept)) for unit, kept in plan.keep.items())))
+        recovers = (
+            self.settings.repair != "none" or self.settings.epochs > 0
+        )  # which depends on the seed; a cut does not
+        same = cut.network, name, cut.seed if recovers else None
         if same not in self.measured:
-            self.measured[same] = self._measure(cut, plan, name, number, total)
+            self.measured[same] = self._measure(cut, plan, name)
         measured = self.measured[same]
         return {
             "network": cut.network,
@@ -244,34 +232,30 @@ class MetricComparison:
             "seconds": round(time.perf_counter() - started, 2),
         }
 
-    def _measure(self, cut: UniformCut, plan: Plan, name: str, number: int, total: int) -> StudyRow:
+    def _measure(self, cut: UniformCut, plan: Plan, name: str) -> StudyRow:
         """Accuracy, or the task's quality, before repair and, if asked for, after repair and retraining."""
         graph, settings, task = self.graphs[cut.network], self.settings, task_of(self.settings.task)
         factor = QualityText.of(task).factor
-        note = f"row {number + 1} of {total}: {cut.network}, {cut.metric.name}, {cut.ratio:.0%} removed"
-
-        def say(done: int, of: int | None) -> None:
-            if of:
-                self.progress("evaluate", number * of + done, total * of, note)
+        before = cut.network, name, None
 
         def measured(model: nn.Module, stage: str) -> Evaluation:
             images = ByImage(task)
-            evaluation = accuracy_of(model, graph, self.test, task, say, images.add)
+            evaluation = accuracy_of(model, graph, self.test, task, images.add)
             if (values := images.result()) is not None:
                 kept = Predictions({stage: values}, "test", task.measured.name)
                 write_predictions(self._predictions_path(cut, name, stage), kept)
             return evaluation
 
         model = pruned_or_same(graph, plan)
-        if (cut.network, name) not in self.measured_before:  # once for all seeds that remove the same channels
+        if before not in self.measured:
             result = measured(model, "accuracy")
-            self.measured_before[cut.network, name] = {
+            self.measured[before] = {
                 "accuracy": round(factor * result.quality, 4),
                 "top5": None if result.top5 is None else round(100 * result.top5, 4),
                 "loss": round(result.loss, 6),
                 "test_images": result.num_images,
             }
-        row = dict(self.measured_before[cut.network, name])
+        row = dict(self.measured[before])
         if settings.repair != "none" and model is graph.model:  # nothing is removed, so there is nothing to repair
             row["repaired"] = row["accuracy"]
         elif settings.repair != "none":
@@ -330,18 +314,13 @@ class MetricComparison:
             for row in mine:
                 if row["metric"] in values and row["metric"] != best:
                     test = paired_test(values[best], values[row["metric"]], task.measured.value)
-                    row[PS[stage]] = float(f"{test.p:.3g}")
+                    row[column_of("p", stage)] = float(f"{test.p:.3g}")
                     alike += [row["metric"]] if test.p > ALPHA else []
             others = f"and not told from it (p > {ALPHA}): {', '.join(alike)}" if alike else "and told from all others"
             notes.append(
                 f"{network}, {STAGES[stage]}, {ratio:.0%} removed: {best} is the best, {others}, by paired tests."
             )
         return notes
-
-    def _same_measurement(self, cut: UniformCut, plan: str) -> str:
-        """Key that rows with equal measurements share. Repair and retraining depend on the seed, a cut does not."""
-        seeded = self.settings.repair != "none" or self.settings.epochs > 0
-        return f"{cut.network},{plan},{cut.seed if seeded else ''}"
 
 
 def units_to_prune(graph: ChannelGraph, which: Literal["inner", "all"]) -> list[str]:
@@ -354,6 +333,47 @@ def units_to_prune(graph: ChannelGraph, which: Literal["inner", "all"]) -> list[
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# -- fast accuracy of many pruned versions of a network on the same images
+
+
+def in_memory(loader: Batches, task: Task | None = None) -> Batches:
+    """The loader's batches in memory, channels_last; the loader itself if they would take more than 1 GiB."""
+    kept: list[Batch] = []
+    room = KEPT_BYTES
+    chosen = task_of(task)
+    if chosen.inputs is not None:  # it takes the loader's batches, whatever they are
+        return loader
+    for number, batch in enumerate(loader):
+        images, labels = unpack_for(chosen, batch, number)
+        if not isinstance(images, Tensor) or images.ndim != 4 or images.nbytes > room:
+            return loader
+        room -= images.nbytes
+        kept.append((images.contiguous(memory_format=torch.channels_last), labels))
+    return kept
+
+
+def pruned_or_same(graph: ChannelGraph, plan: Plan) -> nn.Module:
+    """The pruned network; the network itself if the plan removes nothing."""
+    return prune(graph, plan) if any(plan.removed().values()) else graph.model
+
+
+def accuracy_of(
+    model: nn.Module, graph: ChannelGraph, test: Batches, task: Task | None = None, also: See | None = None
+) -> Evaluation:
+    """The result of `prunus.evaluate` for a pruned version of the graph's network, in less time.
+
+    also: Sees outputs, labels and the number of images of each batch.
+    """
+    if model is not graph.model:  # a faster copy with the same output
+        try:
+            model = fold_batch_norm(model, graph.example)
+        except (ModelError, TraceError):  # keep batch norms that cannot be folded
+            model = copy.deepcopy(model)
+        model = order_channels_last(model)
+    evaluation, _ = evaluate_by_class(model, test, task_of(task), also)
+    return evaluation
 
 
 def effectiveness(

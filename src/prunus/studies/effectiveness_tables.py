@@ -14,19 +14,19 @@ from prunus.util.files import write_atomically
 from prunus.util.text import latex_table
 
 STAGES = {"accuracy": "before repair", "repaired": "after repair", "retrained": "after retraining"}
-ERRORS = {
-    stage: f"{prefix}standard_error" for stage, prefix in zip(STAGES, ("", "repaired_", "retrained_"), strict=True)
-}
-PS = {stage: f"{prefix}p" for stage, prefix in zip(STAGES, ("", "repaired_", "retrained_"), strict=True)}
 
-# -- the table for a paper
+
+def column_of(what: str, stage: str) -> str:
+    """The column with the standard error, or the p-value, of a stage: retrained_p; that of the cut itself is p."""
+    return what if stage == "accuracy" else f"{stage}_{what}"
 
 
 def pivoted(rows: Sequence[StudyRow], stage: str, text: QualityText) -> tuple[list[str], list[list[str]]]:
     """Titles and cells: one line per network and metric, one column per ratio; means ± standard errors over seeds."""
     lines: dict[tuple[str, str], list[str]] = {}
     for row in sorted(rows, key=lambda row: float(row["ratio"])):
-        numbers = [text.scaled(value).rstrip("%") for value in (row[stage], row[ERRORS[stage]]) if value is not None]
+        values = row[stage], row[column_of("standard_error", stage)]
+        numbers = [text.scaled(value).rstrip("%") for value in values if value is not None]
         lines.setdefault((row["network"], row["metric"]), []).append(" ±".join(numbers))
     ratios = [f"{ratio:.0%}" for ratio in sorted({row["ratio"] for row in rows})]
     return ["network", "metric", *ratios], [[*key, *values] for key, values in lines.items()]
@@ -45,14 +45,14 @@ def as_latex(rows: Sequence[StudyRow], text: QualityText) -> str:
     return "\n".join(tables)
 
 
-# -- pictures
-
 FILE = "correlations.csv"
-Correlations = dict[str, dict[str, float]]  # metric -> metric -> correlation
 
 
-def write_correlations(tables: Mapping[str, Correlations], folder: Path) -> list[dict[str, str]]:
-    """Write the tables of all networks as CSV, and one picture for each. Returns the pictures."""
+def write_correlations(tables: Mapping[str, Mapping[str, Mapping[str, float]]], folder: Path) -> list[dict[str, str]]:
+    """Write the correlations of all networks (metric -> metric -> number) as CSV, and one picture for each.
+
+    Returns the pictures.
+    """
     lines, pictures = [], []
     for number, (network, table) in enumerate(tables.items()):
         lines.append(",".join(["network", "metric", *table]))
@@ -69,13 +69,14 @@ def write_correlations(tables: Mapping[str, Correlations], folder: Path) -> list
             axes.grid(False)
             axes.set_title(f"{network}, rank correlation")
             fig.colorbar(shown, ax=axes, shrink=0.7)
-        picture = {
-            "file": save(fig, folder, f"correlations-{number + 1}"),
-            "alt": f"Rank correlation between {len(names)} metrics on {network}, as a table of colours.",
-            "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units that "
-            f"are pruned (first sample). The numbers are in {FILE}.",
-        }
-        pictures.append(picture)
+        pictures.append(
+            {
+                "file": save(fig, folder, f"correlations-{number + 1}"),
+                "alt": f"Rank correlation between {len(names)} metrics on {network}, as a table of colours.",
+                "caption": f"{network}: Spearman's rank correlation of the channels' scores, averaged over the units "
+                f"that are pruned (first sample). The numbers are in {FILE}.",
+            }
+        )
     write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
     return pictures
 
@@ -94,7 +95,7 @@ def draw_effectiveness(rows: Sequence[StudyRow], folder: Path, text: QualityText
                 some = [row for row in rows if (row["network"], row["metric"]) == (network, metric)]
                 some.sort(key=lambda row: float(row["ratio"]))
                 places, values = [100 * row["ratio"] for row in some], [row[stage] for row in some]
-                errors = [row[ERRORS[stage]] for row in some]
+                errors = [row[column_of("standard_error", stage)] for row in some]
                 bars: Mapping[str, Any] = {} if None in errors else {"yerr": errors, "capsize": 2, "elinewidth": 0.8}
                 axes[i, j].errorbar(places, values, label=metric, **line(metrics.index(metric)), **bars)
             with styled():

@@ -11,7 +11,6 @@ NAME.svg, NAME.png      the pictures
 
 from __future__ import annotations
 
-import copy
 import csv
 import hashlib
 import io
@@ -23,23 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from prunus.errors import FileError, ModelError, RunError, TraceError
-from prunus.graph.channel_graph import ChannelGraph, prune
-from prunus.graph.plan import Plan
+from prunus.errors import FileError, RunError
 from prunus.run.folder import COMMAND, CONFIG, ResumableFolder
 from prunus.run.identity import DATA, Loaders
 from prunus.run.summary import versions
-from prunus.ship.fold import fold_batch_norm
-from prunus.tasks import Task, task_of
-from prunus.tasks.evaluate import Evaluation, QualitySums, See, each_answer, unpack_for
 from prunus.util import files
-from prunus.util.batches import Batch, Batches, order_channels_last
-from prunus.util.files import read_object, write_atomically
+from prunus.util.files import read_object
 from prunus.util.processes import processes, rank_and_world
-from prunus.util.progress import Progress
 from prunus.util.text import latex_table
 from prunus.util.typed_json import to_data
 
@@ -110,7 +99,7 @@ class StudyFolder(ResumableFolder):
 
     def row(self, key: str) -> StudyRow | None:
         """A finished row, or None."""
-        path = self._row_path(key)
+        path = self.path / self._row_file(key)
         if not path.exists():
             return None
         record = read_object(path)
@@ -120,13 +109,13 @@ class StudyFolder(ResumableFolder):
 
     def keep(self, key: str, row: Mapping[str, Any]) -> None:
         """Write a finished row. Every process may do this."""
-        self.write(str(self._row_path(key).relative_to(self.path)), {"key": key, "row": dict(row)})
+        self.write(self._row_file(key), {"key": key, "row": dict(row)})
 
-    def _row_path(self, key: str) -> Path:
+    def _row_file(self, key: str) -> str:
         safe = "".join(c if c.isalnum() or c in "-_.=," else "-" for c in key)[:LONGEST_NAME]
         if safe != key or key.startswith("."):  # two keys must not meet in one file
             safe = f"{safe.lstrip('.')}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
-        return self.path / ROWS / f"{safe}.json"
+        return f"{ROWS}/{safe}.json"
 
     def finish(
         self,
@@ -160,23 +149,17 @@ class StudyFolder(ResumableFolder):
                 raise RunError(f"all rows of a study must have the same keys; row {number} differs in {odd}")
         started = read_object(self.path / CONFIG)
         if rank_and_world()[0] == 0:
-            table = as_csv(keys, [[row[key] for key in keys] for row in rows])
-            write_atomically(self.path / TABLE, table.encode())
-            result = {
-                "study": self.name,
-                "title": title,
-                "asked": self.asked,
-                "command": started.get("command"),
-                "versions": started.get("versions"),
-                "rows": rows,
-                "columns": {key: (columns or {}).get(key, key.replace("_", " ")) for key in keys},
-                "pictures": pictures,
-                "notes": notes,
-            }
+            headings = {key: (columns or {}).get(key, key.replace("_", " ")) for key in keys}
             if latex is None:
-                latex = rows_as_latex(rows, result["columns"], title)
+                titles, cells = text_cells(rows, headings)
+                texts = {headings[key] for key in keys if any(isinstance(row[key], str) for row in rows)}
+                numbers = [place for place, heading in enumerate(titles) if heading not in texts]
+                latex = latex_table(titles, cells, numbers, caption=title)
+            self.write_text(TABLE, as_csv(keys, [[row[key] for key in keys] for row in rows]))
             self.write_text(LATEX, latex)
-            self.write(RESULT, result)
+            result = {"study": self.name, "title": title, "asked": self.asked, "columns": headings, "rows": rows}
+            result |= {name: started.get(name) for name in (COMMAND, "versions")}
+            self.write(RESULT, {**result, "pictures": pictures, "notes": notes})
         return self.path
 
 
@@ -195,14 +178,6 @@ def cell_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def rows_as_latex(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], caption: str) -> str:
-    """Rows as a LaTeX table."""
-    titles, cells = text_cells(rows, columns)
-    texts = {columns[key] for key in columns if any(isinstance(row[key], str) for row in rows)}
-    numbers = [place for place, title in enumerate(titles) if title not in texts]
-    return latex_table(titles, cells, numbers, caption=caption)
 
 
 def as_csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -251,60 +226,3 @@ def wait_until(ready: Callable[[], bool]) -> None:
         if os.getppid() != parent:
             raise RunError("the process that started this one has ended, so the other processes' rows will not come")
         time.sleep(SECONDS_BETWEEN_CHECKS)
-
-
-# -- fast accuracy of many pruned versions of a network on the same images
-
-BATCH = 32  # images per batch whose activations fit in the cache
-KEPT_BYTES = 2**30  # of images in memory; larger data sets are read again each time
-
-
-def in_memory(loader: Batches, task: Task | None = None) -> Batches:
-    """The loader's batches in memory, channels_last; the loader itself if they would take more than 1 GiB."""
-    kept: list[Batch] = []
-    room = KEPT_BYTES
-    chosen = task_of(task)
-    if chosen.inputs is not None:  # it takes the loader's batches, whatever they are
-        return loader
-    for number, batch in enumerate(loader):
-        images, labels = unpack_for(chosen, batch, number)
-        if not isinstance(images, Tensor) or images.ndim != 4 or images.nbytes > room:
-            return loader
-        room -= images.nbytes
-        kept.append((images.contiguous(memory_format=torch.channels_last), labels))
-    return kept
-
-
-def pruned_or_same(graph: ChannelGraph, plan: Plan) -> nn.Module:
-    """The pruned network; the network itself if the plan removes nothing."""
-    return prune(graph, plan) if any(plan.removed().values()) else graph.model
-
-
-def accuracy_of(
-    model: nn.Module,
-    graph: ChannelGraph,
-    test: Batches,
-    task: Task | None = None,
-    progress: Progress | None = None,
-    also: See | None = None,
-) -> Evaluation:
-    """The result of `prunus.evaluate` for a pruned version of the graph's network, in less time.
-
-    also: Sees outputs, labels and the number of images of each batch.
-    """
-    if model is not graph.model:  # a faster copy with the same output
-        try:
-            model = fold_batch_norm(model, graph.example)
-        except (ModelError, TraceError):  # keep batch norms that cannot be folded
-            model = copy.deepcopy(model)
-        model = order_channels_last(model)
-    chosen = task_of(task)
-    sums = QualitySums(chosen)
-
-    def see(outputs: Any, labels: Any, count: int) -> None:
-        sums.add(outputs, labels, count)
-        if also is not None:
-            also(outputs, labels, count)
-
-    each_answer(model, test, chosen, see, progress)
-    return sums.evaluation()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -85,9 +85,6 @@ def plan_of_widths(graph: ChannelGraph, widths: Sequence[int] | Mapping[str, int
     return Plan.of(graph, graph.balance({name: range(width) for name, width in widths.items()}))
 
 
-# The result of the structure study: a folder with a table and a picture.
-
-
 def write_structure(rows: Sequence[StudyRow], title: str, folder: StudyFolder) -> Path:
     """Write study.json, table.csv and a picture of the MACs and weights of each part."""
     folder.start()
@@ -98,24 +95,20 @@ def write_structure(rows: Sequence[StudyRow], title: str, folder: StudyFolder) -
 def draw_structure(rows: Sequence[StudyRow], title: str, folder: Path) -> dict[str, str]:
     """Bars for every part: pruned in front of original."""
     fig, (left, right) = figure(PAGE, max(2.6, 0.16 * len(rows) + 1.0), columns=2, sharey=True)
+    places = range(len(rows))
     with styled():
         for axes, key, name in ((left, "macs", "MACs"), (right, "params", "weights")):
-            _bars(axes, rows, key, name)
-        left.set_yticks(range(len(rows)), [row["part"] for row in rows])
+            most = max(row[key] for row in rows)
+            scale, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "K")) if most >= s), (1.0, ""))
+            whole, pruned = ([row[column] / scale for row in rows] for column in (key, f"{key}_pruned"))
+            axes.barh(places, whole, color="#cfd8dc", height=0.8, label="original")
+            axes.barh(places, pruned, color=COLOURS[0], height=0.5, label="pruned")
+            axes.set(xlabel=f"{name} ({unit})" if unit else name)
+            axes.grid(visible=False, axis="y")
+        left.set_yticks(places, [row["part"] for row in rows])
         left.invert_yaxis()
         handles, labels = left.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside lower center", ncols=2)
         fig.suptitle(title, fontsize=9)
     alt = f"{title}: MACs and weights of {len(rows)} parts, original and pruned"
     return {"file": save(fig, folder, "structure"), "alt": alt, "caption": "Grey: original. Blue: pruned."}
-
-
-def _bars(axes: Any, rows: Sequence[StudyRow], key: str, name: str) -> None:
-    most = max(row[key] for row in rows)
-    scale, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "K")) if most >= s), (1.0, ""))
-    places = range(len(rows))
-    axes.barh(places, [row[key] / scale for row in rows], color="#cfd8dc", height=0.8, label="original")
-    pruned = [row[f"{key}_pruned"] / scale for row in rows]
-    axes.barh(places, pruned, color=COLOURS[0], height=0.5, label="pruned")
-    axes.set(xlabel=f"{name} ({unit})" if unit else name)
-    axes.grid(visible=False, axis="y")

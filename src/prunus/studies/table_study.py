@@ -12,13 +12,10 @@ from prunus.errors import RunError
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
-from prunus.util.text import latex_table
+from prunus.util.text import big_number, latex_table
 
 COLUMNS: Mapping[str, str] = {
-    "network": "network",
-    "data": "data",
-    "method": "method",
-    "by": "by",
+    **{key: key for key in ("network", "data", "method", "by")},
     "base_top1": "top-1 before (%)",
     "top1": "top-1 (%)",
     "top1_drop": "drop (points)",
@@ -134,7 +131,7 @@ def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> t
         if value is None:
             return "-"
         if key in ("macs", "params"):
-            return short(value)
+            return big_number(value)
         if isinstance(value, float):
             return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
         return str(value)
@@ -142,24 +139,12 @@ def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> t
     return [titles[key] for key in shown], [[cell(key, row[key]) for key in shown] for row in rows]
 
 
-def as_latex(rows: Sequence[StudyRow]) -> str:
-    """A LaTeX table. The column of sources says which rows are published ones."""
-    titles, cells = as_cells(rows)
+def write_table(results: ResultsTable, folder: StudyFolder) -> Path:
+    """Write study.json, table.csv and table.tex. The column of sources says which rows are published ones."""
+    titles, cells = as_cells(results.rows)
     texts = {COLUMNS[key] for key in ("network", "data", "method", "by", "source")}
     numbers = [place for place, title in enumerate(titles) if title not in texts]
-    return latex_table(titles, cells, numbers, caption="Runs among published results.", label="tab:published")
-
-
-def short(number: float) -> str:
-    """46400000 -> 46.4 M: three digits, as in the paper."""
-    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if number >= unit:
-            return f"{number / unit:.{max(0, 2 - len(str(int(number / unit))) + 1)}f}{suffix}"
-    return str(int(number))
-
-
-def write_table(results: ResultsTable, folder: StudyFolder) -> Path:
-    """Write study.json, table.csv and table.tex."""
+    latex = latex_table(titles, cells, numbers, caption="Runs among published results.", label="tab:published")
     folder.start()
-    title, latex = "Runs compared with the paper's tables", as_latex(results.rows)
+    title = "Runs compared with the paper's tables"
     return folder.finish(title, results.rows, notes=results.notes, columns=COLUMNS, latex=latex)

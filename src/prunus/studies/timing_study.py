@@ -150,21 +150,21 @@ def timing_notes(rows: Sequence[StudyRow], clock: str) -> tuple[str, ...]:
         if others:
             most, layer = max((seconds / gsd[layer], layer) for layer, seconds in others.items())
             notes.append(f"G-SD is up to {most:,.0f} times as fast as {title} ({layer}), feature maps not included.")
-    inverses = by_metric[INVERSE].values()
-    measured = [row for row in inverses if row["seconds"] is not None]
-    if any(row["timed_channels"] < row["channels"] for row in measured):
-        few = count(max(row["timed_channels"] for row in measured), "channel")
+    if few := _few_channels(rows):
         notes.append(f"{INVERSE}: {few} per layer timed, and the time multiplied by the number of channels.")
-    for row in (row for row in inverses if row["seconds"] is None):
+    for row in (row for row in by_metric[INVERSE].values() if row["seconds"] is None):
         need = inverse_bytes(row["pixels"]) / GIB
-        note = f"{INVERSE} of {row['layer']} was not timed: maps of {row['pixels']:,} pixels need {need:,.1f} GiB."
-        if measured:
-            largest = max(measured, key=lambda r: r["pixels"])
-            each = largest["seconds"] / largest["channels"] * (row["pixels"] / largest["pixels"]) ** 3
-            hours = each * row["channels"] / 3600
-            note += f" Estimate from {largest['layer']}, as the cube of the pixels: {hours:,.1f} hours."
-        notes.append(note)
+        notes.append(
+            f"{INVERSE} of {row['layer']} was not timed: maps of {row['pixels']:,} pixels need {need:,.1f} GiB."
+        )
     return tuple(notes)
+
+
+def _few_channels(rows: Sequence[StudyRow]) -> str:
+    """How many channels of a layer were timed by the explicit inverse, if not all were: '1 channel'."""
+    timed = [row for row in rows if row["metric"] == INVERSE and row["seconds"] is not None]
+    some = [row["timed_channels"] for row in timed if row["timed_channels"] < row["channels"]]
+    return count(max(some), "channel") if some else ""
 
 
 COLUMNS: Mapping[str, str] = {
@@ -266,32 +266,20 @@ def _row(
 
 
 LABELS = {"gsd": "G-SD", "di": "DI (Cholesky, Gram or scatter)", INVERSE: "DI (explicit inverse)", "mmd": "MMD"}
-PICTURES = {  # key of the rows -> file, what the title says of the maps, caption
-    "seconds": (
-        "timing",
-        "not included",
-        "Time to score all channels of each unit. The feature maps are in memory.",
-    ),
-    "total_seconds": (
-        "timing-maps-included",
-        "included",
-        "The same, with the forward passes that compute the feature maps.",
-    ),
-}
 
 
 def draw_timing(times: ScoringTimes, network: str, size: str, folder: Path) -> list[dict[str, str]]:
     """Two pictures for `StudyFolder.finish`: without and with the time for the maps. size: of the input, as text."""
     layers, metrics = (list(dict.fromkeys(row[key] for row in times.rows)) for key in ("layer", "metric"))
     how = ["DI in Gram form where images are fewer than pixels, channels in chunks"] if "di" in metrics else []
-    rows = [row for row in times.rows if row["metric"] == INVERSE]
-    if any(row["timed_channels"] < row["channels"] for row in rows):
-        timed = count(max(row["timed_channels"] for row in rows), "channel")
-        how.append(f"explicit inverse: {timed} timed, multiplied by the number of channels")
+    if few := _few_channels(times.rows):
+        how.append(f"explicit inverse: {few} timed, multiplied by the number of channels")
     measured = f"{times.rows[0]['images']} images of {size}, CPU, {count(times.threads, 'thread')}"
     pictures = []
-    for key, (name, included, caption) in PICTURES.items():
-        title = f"{network}: time to score, feature maps {included}"
+    plain = "seconds", "timing", "Time to score all channels of each unit. The feature maps are in memory."
+    whole = "total_seconds", "timing-maps-included", "The same, with the forward passes that compute the feature maps."
+    for key, name, caption in (plain, whole):
+        title = f"{network}: time to score, feature maps {'not ' if key == 'seconds' else ''}included"
         fig, axes = figure(PAGE, 4.1)
         with styled():
             for number, metric in enumerate(metrics):
