@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import prunus as pr
 from prunus.errors import DataError, ScoreError
 from prunus.plots.choices import (
-    Normalisation,
     as_pixels,
     feature_maps,
     find_unit,
@@ -116,6 +115,6 @@ def test_pixels() -> None:
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     normalised = (colours - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     expected = np.rint(255 * colours.permute(0, 2, 3, 1).numpy())
-    assert np.abs(as_pixels(normalised, Normalisation(mean, std)).astype(float) - expected).max() <= 1
+    assert np.abs(as_pixels(normalised, (mean, std)).astype(float) - expected).max() <= 1
     assert as_pixels(torch.rand(1, 4, 2, 2)).shape == (1, 2, 2, 1)
     assert not as_pixels(torch.full((1, 1, 2, 2), 7.0)).any()  # nothing to stretch

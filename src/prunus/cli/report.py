@@ -104,7 +104,7 @@ def _print_bibtex(runs: list[Path]) -> Answer:
 def _print_table(runs: list[Path], form: str) -> Answer:
     """The table of a study (in LaTeX, the one that it wrote), or of one or more runs."""
     from prunus.report.compare import compare
-    from prunus.report.study_page import is_study
+    from prunus.report.run_page import is_study
     from prunus.studies.folder import LATEX, read_study, text_cells
     from prunus.util.text import latex_table, markdown_table
 

@@ -83,7 +83,7 @@ def command(
     from prunus import studies
     from prunus.graph.channel_graph import trace
     from prunus.plots.channels import draw_channels, draw_separation
-    from prunus.plots.choices import Normalisation, spread_classes
+    from prunus.plots.choices import spread_classes
     from prunus.plots.style import save
     from prunus.util.files import write_json
 
@@ -96,7 +96,7 @@ def command(
     home = device.pick()
     graph = trace(network.to(home), images.example().to(home), options.streams)
     folder = options.out or default_folder(f"show-{named.label}-{data.name}")
-    given: dict[str, Any] = {"normalised": Normalisation(images.mean, images.std), "settings": settings}
+    given: dict[str, Any] = {"normalised": (images.mean, images.std), "settings": settings}
     scored, drawn = (images.loader(part, 128, seed=settings.seed) for part in ("train", options.part))  # type: ignore[arg-type]
     count = options.classes or (10 if picture == "separation" else 5)
     classes = spread_classes(len(images.classes), count)

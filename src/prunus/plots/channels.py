@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from prunus.errors import DataError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.plots.choices import (
-    Normalisation,
+    Normalised,
     as_pixels,
     feature_maps,
     find_unit,
@@ -72,7 +72,7 @@ def channels_shown(
     show: Batches,
     classes: Sequence[int],
     *,
-    normalised: Normalisation | None = None,
+    normalised: Normalised | None = None,
     settings: ChannelsFigureSettings | None = None,
     **changes: Any,
 ) -> ChannelsFigure:
@@ -85,7 +85,7 @@ def channels_shown(
         score_on: Labelled images to score on.
         show: Labelled images to draw, one of each of `classes`.
         classes: The classes to show.
-        normalised: How the images were normalised, to draw them in their own colours.
+        normalised: Mean and standard deviation that the images were normalised with, to draw them in their own colours.
         settings: Which channels and images; see `ChannelsFigureSettings`.
         changes: Its fields by name (layer=, by=, metrics=, top=, skip=, ...).
     """
@@ -167,11 +167,7 @@ TINY = 1e-7  # directions whose spread is below this fraction of the largest are
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Directions to project on: x [N, d] -> (x - centre) @ directions [N, count].
-
-    Zeros stand in for missing directions. Each has the sign that makes its largest component positive, so that a
-    picture does not flip by chance.
-    """
+    """Directions to project on: x [N, d] -> (x - centre) @ directions [N, count]. Missing ones are zeros."""
 
     centre: Array  # [d]
     directions: Array  # [d, count]
@@ -182,7 +178,7 @@ class Directions:
 
     @classmethod
     def of(cls, centre: Array, directions: Array, count: int) -> Directions:
-        """Directions [d, up to count] with their signs, padded."""
+        """Directions [d, up to count], each turned so that its largest component is positive: pictures do not flip."""
         largest = np.abs(directions).argmax(0)
         signed = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
         return cls(centre, np.pad(signed, ((0, 0), (0, count - directions.shape[1]))))
@@ -224,8 +220,7 @@ def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels
     return float((classes[distances.argmin(1)] == labels).mean())
 
 
-@dataclass(frozen=True, eq=False)
-class Projection:
+class Projection(NamedTuple):
     """A channel's flattened maps in two dimensions."""
 
     points: Array  # [M, 2]
@@ -257,8 +252,8 @@ class Separation:
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        data: dict[str, Any] = {"unit": self.unit, "metric": self.metric, "classes": list(self.classes)}
-        data |= {"points": len(self.labels), "silent": list(self.silent)}
+        data: dict[str, Any] = {name: to_data(getattr(self, name)) for name in ("unit", "metric", "classes", "silent")}
+        data["points"] = len(self.labels)
         for name, seen in (("weak", self.weak), ("strong", self.strong)):
             own_class = {kind: projection.own_class for kind, projection in seen.projections.items()}
             data[name] = {"channel": seen.channel, "score": seen.score, "nearest_to_own_class": own_class}
@@ -271,7 +266,7 @@ def separation(
     show: Batches,
     classes: Sequence[int],
     *,
-    normalised: Normalisation | None = None,
+    normalised: Normalised | None = None,
     settings: SeparationSettings | None = None,
     **changes: Any,
 ) -> Separation:
@@ -286,7 +281,7 @@ def separation(
         score_on: Labelled images to score on.
         show: Labelled images to draw: of each class, the first `each` as maps and the first `points` in two dimensions.
         classes: The classes to show.
-        normalised: How the images were normalised, to draw them in their own colours.
+        normalised: Mean and standard deviation that the images were normalised with, to draw them in their own colours.
         settings: Which channels and images; see `SeparationSettings`.
         changes: Its fields by name (layer=, metric=, weak=, each=, points=, ...).
     """
@@ -317,8 +312,8 @@ def separation(
         projections = {}
         for name, axes in kinds.items():
             points = axes(x[1::2])
-            own_class = nearest_to_own_class(axes(x[::2]), fit_labels, points, drawn_labels)
-            projections[name] = Projection(points, own_class)
+            near = nearest_to_own_class(axes(x[::2]), fit_labels, points, drawn_labels)
+            projections[name] = Projection(points, near)
         seen.append(SeenChannel(channel, float(scores.values[unit][channel]), maps[first, i].numpy(), projections))
     shape = (len(classes), chosen.each, *drawn.shape[1:])
     return Separation(unit, chosen.metric, tuple(classes), drawn.reshape(shape), drawn_labels, seen[0], seen[1], silent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -84,23 +83,18 @@ def some_images(loader: Batches, seed: int, count: int, task: Task | None = None
     return (torch.stack([first[label] for label in labels_shown]), labels_shown) if first else None
 
 
-@dataclass(frozen=True)
-class Normalisation:
-    """The mean and standard deviation of each colour that images were normalised with."""
-
-    mean: Sequence[float]
-    std: Sequence[float]
+Normalised = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each colour
 
 
-def as_pixels(images: Tensor, normalised: Normalisation | None = None) -> Any:
+def as_pixels(images: Tensor, normalised: Normalised | None = None) -> Any:
     """Images [N, C, H, W] as uint8 [N, H, W, 1 or 3].
 
-    normalised: undone, so that images have their own colours. Without it each image is stretched from its darkest to
-    its brightest value. If images have neither 1 nor 3 channels, the first one is shown.
+    normalised: the mean and standard deviation of each colour, which are undone. Without them each image is stretched
+    from its darkest to its brightest value. If images have neither 1 nor 3 channels, the first one is shown.
     """
     images = images.detach().float().cpu()
     if normalised is not None:
-        std, mean = (torch.tensor(values).view(1, -1, 1, 1) for values in (normalised.std, normalised.mean))
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in normalised)
         images = images * std + mean
     images = images if images.shape[1] in (1, 3) else images[:, :1]
     if normalised is None:
@@ -186,14 +180,12 @@ def find_unit(graph: ChannelGraph, name: str | None = None) -> str:
     """
     if not graph.units:
         raise ScoreError("this network has no channels that can be removed; `prunus inspect` lists the reasons")
+    private = [unit for unit, each in graph.units.items() if each.kind == "private"]
     if name is None:
-        private = [unit for unit, each in graph.units.items() if each.kind == "private"] or list(graph.units)
-        return private[min(1, len(private) - 1)]
+        return (private or list(graph.units))[:2][-1]
     if name in graph.units:
         return name
-    written = [
-        u for u, each in graph.units.items() if each.kind == "private" and name in {w.module for w in each.writers}
-    ]
+    written = [u for u in private if name in {writer.module for writer in graph.units[u].writers}]
     read = [u for u, each in graph.units.items() if name in {reader.module for reader in each.readers}]
     if written or read:
         return [*written, *read][0]

@@ -150,12 +150,12 @@ def as_svg(fig: Figure, name: str) -> str:
 
 
 def tooltips(artist: Any, texts: Sequence[str]) -> None:
-    """Texts for the marks of a line, a collection or a container of bars, instead of the usual ones."""
+    """Texts for the marks of a line, instead of the usual ones."""
     artist.tooltips = list(texts)
 
 
 def _marks(fig: Figure) -> Iterator[tuple[Any, Sequence[str]]]:
-    """Lines with markers, bars, and whatever was given tooltips, with the texts of their marks."""
+    """Lines with markers, bars, and lines that were given tooltips, with the texts of their marks."""
     from matplotlib.container import BarContainer, ErrorbarContainer
 
     for axes in fig.axes:
@@ -164,23 +164,17 @@ def _marks(fig: Figure) -> Iterator[tuple[Any, Sequence[str]]]:
             label = str(container.get_label())
             if isinstance(container, ErrorbarContainer):
                 names[id(container.lines[0])] = label
-            elif isinstance(container, BarContainer):
-                given = getattr(container, "tooltips", None)
-                if given is None and container.orientation == "horizontal":
-                    bars = [(b.get_y() + b.get_height() / 2, b.get_width()) for b in container]
-                    given = [f"{label}: {_value(axes.yaxis, y)}; {_value(axes.xaxis, x)}" for y, x in bars]
-                elif given is None:
-                    bars = [(b.get_x() + b.get_width() / 2, b.get_height()) for b in container]
-                    given = [f"{label}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in bars]
-                yield from ((bar, [text]) for bar, text in zip(container.patches, given, strict=True))
+            elif isinstance(container, BarContainer):  # horizontal ones
+                for bar in container.patches:
+                    y, x = bar.get_y() + bar.get_height() / 2, bar.get_width()
+                    yield bar, [f"{label}: {_value(axes.yaxis, y)}; {_value(axes.xaxis, x)}"]
         for line in axes.lines:
+            start = names[id(line)]
             if hasattr(line, "tooltips"):
                 yield line, line.tooltips
-            elif not names[id(line)].startswith("_") and line.get_marker() not in ("", "None", None):
+            elif not start.startswith("_") and line.get_marker() not in ("", "None", None):
                 points = [(x, y) for x, y in np.asarray(line.get_xydata(), float) if np.isfinite(x) and np.isfinite(y)]
-                start = names[id(line)]
                 yield line, [f"{start}: {_value(axes.xaxis, x)}; {_value(axes.yaxis, y)}" for x, y in points]
-        yield from ((each, each.tooltips) for each in axes.collections if hasattr(each, "tooltips"))
 
 
 def _value(axis: Any, value: float) -> str:

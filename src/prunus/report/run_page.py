@@ -1,18 +1,23 @@
-"""The report of a run: one self-contained HTML page that shows what was removed, lost and gained."""
+"""The page of a finished run (what was removed, lost and gained) or of a study: one self-contained HTML file."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from prunus.deciding.sensitivity import Sensitivity
 from prunus.deciding.settings import RANKING, TimeSettings
+from prunus.errors import FileError
 from prunus.plots.run_pictures import image_strip, map_strip
 from prunus.plots.style import data_uri
-from prunus.report.charts import round_charts, score_histogram
+from prunus.report.charts import inline, round_charts, score_histogram
 from prunus.report.network import NetworkDrawing, sides
 from prunus.report.page import (
     REPORT,
@@ -28,13 +33,12 @@ from prunus.report.page import (
     setting_text,
 )
 from prunus.report.read import FinishedRun, Round, read_run
-from prunus.report.study_page import is_study, render_study
 from prunus.run.final_timing import how_timed
 from prunus.run.summary import first_line, headline, removes_anything, versions
-from prunus.studies.folder import as_csv
+from prunus.studies.folder import RESULT, TABLE, as_csv, cell_text, read_study
 from prunus.tasks import DEFAULT_TASK, UNLABELLED
 from prunus.tasks.quality import ACCURACY, QualityText
-from prunus.util.files import write_atomically
+from prunus.util.files import STUDY, held_by, write_atomically
 from prunus.util.options import GROUPS, default_of, options_of
 from prunus.util.text import big_number, count, duration, milliseconds, percent, relative_change
 from prunus.util.typed_json import to_data
@@ -64,6 +68,8 @@ def render(run: FinishedRun) -> str:
             widths = done.step.widths
             scores.append((done, [(unit, n, widths[unit], score_histogram(done, unit)) for unit, n in chosen]))
     reached, goal = summary.goal.text.split(": ", 1)  # the line that the terminal prints
+    rows, timed = headline(summary), len(summary.speeds)
+    rows = [*rows[:timed][:1], *rows[timed:]]  # of speeds, the one that was asked for
     spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
     return render_page(
         "run.html",
@@ -78,7 +84,7 @@ def render(run: FinishedRun) -> str:
             ("Measured on:", measured_on(run)),
             *(("Note:", note) for note in summary.notes),
         ],
-        cards=_cards(run),
+        cards=[[what[0].upper() + what[1:].replace("ms in", "milliseconds in"), *rest] for what, *rest in rows],
         asked=what_was_asked(run),
         speeds=_speeds(run),
         how_timed=how_timed(summary.speeds),
@@ -151,13 +157,6 @@ def what_was_removed(run: FinishedRun) -> str:
 
 
 # -- before and after
-
-
-def _cards(run: FinishedRun) -> list[list[str]]:
-    """What, before, after, and the change: what the terminal prints; of speeds, the one that was asked for."""
-    rows, timed = headline(run.summary), len(run.summary.speeds)
-    rows = [[what.replace("ms in", "milliseconds in"), *rest] for what, *rest in [*rows[:timed][:1], *rows[timed:]]]
-    return [[what[0].upper() + what[1:], *rest] for what, *rest in rows]
 
 
 def measured_on(run: FinishedRun) -> str:
@@ -355,6 +354,7 @@ def run_files(run: FinishedRun) -> dict[str, str]:
     whole = {key: value for key, value in to_data(summary).items() if key not in ("settings", "removed", "time")}
     kinds = ("inputs", "outputs", "macs", "params")
     layers = [[layer, *(n for kind in kinds for n in getattr(cost, kind))] for layer, cost in summary.layers.items()]
+    units = [(unit, each.kind, each.width, each.kept) for unit, each in summary.units.items()]
     rounds = [
         (o.number, o.macs, o.params, o.before.quality, o.pruned.quality, o.after.quality, sum(o.chosen.values()))
         for o in outcomes
@@ -364,23 +364,74 @@ def run_files(run: FinishedRun) -> dict[str, str]:
         for o in outcomes
         for e in o.retraining
     ]
-    round_headings = ("round", "macs", "weights", f"{name} before", f"{name} pruned", f"{name} after")
+    quality_headings = [f"{name} {when}" for when in ("before", "pruned", "after")]
     files = {
         "run.json": as_json({"model": summary.model, "command_line": run.config.get("command_line"), **whole}),
         "layers.csv": as_csv(["layer", *(f"{kind} {when}" for kind in kinds for when in ("before", "after"))], layers),
-        "units.csv": as_csv(
-            ("unit", "kind", "width", "kept"), [(u, x.kind, x.width, x.kept) for u, x in summary.units.items()]
-        ),
-        "rounds.csv": as_csv((*round_headings, "channels removed"), rounds),
+        "units.csv": as_csv(("unit", "kind", "width", "kept"), units),
+        "rounds.csv": as_csv(("round", "macs", "weights", *quality_headings, "channels removed"), rounds),
         "epochs.csv": as_csv(
             ("round", "epoch", "learning rate", "training loss", "held-out loss", f"held-out {name}"), epochs
         ),
     }
-    if run.classes is not None:
-        table = run.classes
+    if (table := run.classes) is not None:
         names = [table.name(number) for number in range(len(table.sizes))]
-        files["classes.csv"] = as_csv(
-            ("class", table.of, f"{table.quality} before", f"{table.quality} after"),
-            zip(names, table.sizes, table.before.values, table.after.values, strict=True),
-        )
+        rows = zip(names, table.sizes, table.before.values, table.after.values, strict=True)
+        headings = ("class", table.of, f"{table.quality} before", f"{table.quality} after")
+        files["classes.csv"] = as_csv(headings, rows)
     return files
+
+
+# -- the page of a study: figures, table, settings, and the command that repeats it
+
+
+def is_study(folder: str | Path) -> bool:
+    """Whether a folder is that of a study, finished or not."""
+    return held_by(Path(folder)) == STUDY
+
+
+def render_study(folder: Path) -> str:
+    """The page as HTML."""
+    study = read_study(folder)
+    try:
+        versions = ", ".join(f"{name} {number}" for name, number in (study["versions"] or {}).items())
+        given = {name: value for name, value in study["asked"].items() if value not in (None, [], "", {})}
+        return render_page(
+            "study.html",
+            title=str(study["title"]),
+            pictures=[(_embedded(folder / p["file"], p["alt"]), p["caption"]) for p in study["pictures"]],
+            notes=study["notes"],
+            table=_study_table(study["columns"], study["rows"]),
+            table_file=TABLE,
+            asked=[(name.replace("_", " "), [setting_text(value, sys.maxsize)]) for name, value in given.items()],
+            command=study["command"],
+            provenance=f"Study {study['study']}, run with {versions}. Folder: {folder}.",
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise FileError(f"{folder / RESULT} has unexpected content: {what}") from error
+
+
+def _embedded(path: Path, alt: str) -> Markup:
+    """A figure of the study as part of the page: the SVG, or the PNG if there is no SVG."""
+    if path.suffix == ".svg" and path.is_file():
+        return inline(path.read_text(encoding="utf-8"), alt)
+    picture = path.with_suffix(".png")
+    if not picture.is_file():
+        raise FileError(f"{path} is missing, although {RESULT} lists it; run the study's command again to draw it")
+    return Markup('<img src="{}" alt="{}">').format(data_uri(picture.read_bytes()), alt)
+
+
+def _study_table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """All rows, without empty columns. Text sorts in alphabetical order, and missing values come first."""
+    shown = [key for key in columns if any(cell_text(row[key]) != "–" for row in rows)]
+    texts = {key: sorted({row[key] for row in rows if isinstance(row[key], str)}) for key in shown}
+
+    def cell(key: str, value: Any) -> Cell:
+        rank = texts[key].index(value) if isinstance(value, str) else -math.inf if cell_text(value) == "–" else value
+        whole = repr(value) if isinstance(value, float) and cell_text(value) != repr(value) else ""
+        return Cell(cell_text(value), float(rank), whole)
+
+    cells = [[cell(key, row[key]) for key in shown] for row in rows]
+    text_columns = [place for place, key in enumerate(shown) if texts[key]]
+    return Table("All results", [columns[key] for key in shown], cells, sorted=False, texts=text_columns)
