@@ -14,8 +14,7 @@ from prunus.cli import prune as verb
 from prunus.cli.images import DataOptions
 from prunus.cli.network import NamedModel
 from prunus.cli.options import DeviceOptions
-from prunus.cli.paper_mode import beside_the_paper
-from prunus.cli.prune import PruneOptions, Request
+from prunus.cli.prune import PruneOptions, Request, beside_the_paper
 from prunus.errors import RunError
 from prunus.run import checkup as run_estimate
 from prunus.run import compress as compress_module

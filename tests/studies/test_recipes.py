@@ -201,8 +201,8 @@ def test_files_that_are_not_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
         recipe_of("mine", {"budget": {"huge": {}}})
     with pytest.raises(KeyError, match=r"budget.cpu.test; a budget"):
         recipe_of("mine", {"budget": {"cpu": {"test": {}}}})
-    monkeypatch.setattr(recipes.tomllib, "loads", lambda text: {"title": "t", "nonsense": 1})
-    with pytest.raises(FileError, match=r"the recipe file vgg16-cifar10.toml is not valid: .*nonsense"):
+    monkeypatch.setattr(recipes, "_tables", lambda: {"vgg16-cifar10": {"title": "t", "nonsense": 1}})
+    with pytest.raises(FileError, match=r"the recipe vgg16-cifar10 is not valid: .*nonsense"):
         load_recipe("vgg16-cifar10")
 
 

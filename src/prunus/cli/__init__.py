@@ -67,7 +67,6 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point of the console script."""
     try:
         build()()
     except KeyboardInterrupt:  # while the verbs are still being imported

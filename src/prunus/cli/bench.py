@@ -30,8 +30,6 @@ def _check_argument(text: str) -> None:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """How networks are timed."""
-
     batch: tuple[int, ...] = option((1, 64), "Batch size; repeat for several; 1 and 64 by default", valid=_check_batch)
     engine: tuple[str, ...] = option(
         (), f"Engine: {', '.join(ENGINES)}; repeat for several; all that are installed by default", valid=ENGINES.check

@@ -137,7 +137,6 @@ def resumable(command: str) -> Iterator[None]:
 
 
 def typed_command() -> str:
-    """The command as the user typed it."""
     return shlex.join(["prunus", *sys.argv[1:]])
 
 
@@ -152,12 +151,9 @@ def complain(kind: str, text: str, style: str = "yellow") -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> Table:
-    """A table without lines, as wide as the terminal at most.
+    """A table without lines, as wide as the terminal at most. A row may be shorter than the titles.
 
-    Args:
-        titles: Of the columns.
-        rows: Cells; a row may be shorter.
-        numbers: Titles of columns that are right-aligned. Their cells are never broken, others are if they must.
+    Columns with a title in `numbers` are right-aligned, and their cells are never broken; others are if they must.
     """
     drawn = Table(box=None, pad_edge=False)
     for title in titles:
@@ -184,17 +180,14 @@ class Early:
 
 
 def choice(option: str, *choices: str) -> Early:
-    """One of some words."""
     return Early(lambda value: check_choice(option, value, choices, PrunusError))
 
 
 def existing_file(path: Path) -> None:
-    """A file that exists."""
     if not path.is_file():
         raise FileError(f"{path} {'is a folder, not a file' if path.is_dir() else 'does not exist'}")
 
 
 def existing_folder(path: Path) -> None:
-    """A folder that exists."""
     if not path.is_dir():
         raise FileError(f"{path} {'is a file, not a folder' if path.is_file() else 'does not exist'}")

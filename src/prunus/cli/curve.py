@@ -24,8 +24,6 @@ LISTED = ",".join(f"{each:g}" for each in SPEEDUPS)
 
 @dataclass(frozen=True)
 class CurveOptions:
-    """Options of this verb alone."""
-
     speedups: str = option(LISTED, "How many times as fast, separated by commas", group="Goal", everyday=True)
     out: Path | None = option(None, "Folder; runs/curve-MODEL-DATA by default", group="Output", everyday=True)
 

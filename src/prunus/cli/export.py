@@ -23,8 +23,6 @@ from prunus.zoo.names import is_user_data
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The file that is written."""
-
     fold_bn: bool = option(False, "Fold batch norms into the layers before them")
     opset: int | None = option(None, "ONNX opset")
     fixed_batch: int | None = option(None, "Fixed number of images at a time; any number by default", least=1)

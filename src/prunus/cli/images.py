@@ -151,7 +151,6 @@ class UserData:
 
     @cached_property
     def labelled(self) -> bool:
-        """Whether the held-out images have labels."""
         from prunus.run.first_look import first_batch
 
         return first_batch(self.loaders["holdout"], "holdout", self.task).labels is not None
@@ -171,11 +170,9 @@ class UserData:
         return sum(count_images(unpack_for(self.task, batch, n, labelled=False)[0]) for n, batch in batches)
 
     def has(self, part: str) -> bool:
-        """Whether there are images of a part."""
         return part in self.loaders
 
     def example(self) -> Any:
-        """An input of the network: one image."""
         from torch import Tensor
         from torch.utils._pytree import tree_map
 

@@ -37,8 +37,6 @@ SHARES = {"3/4": 0.75, "1/2": 0.5, "1/4": 0.25}  # of a layer's width
 
 @dataclass(frozen=True)
 class OutOptions:
-    """Where results are written."""
-
     out: Path | None = option(
         None, "Folder for scores.safetensors or sensitivity.json; file for the table of --latency"
     )
@@ -46,8 +44,6 @@ class OutOptions:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """Which images are scored on, and what is printed."""
-
     part: str = option("train", "Images to score on: train, holdout or test", choices=PARTS)
     batch_size: int = option(128, "Images per batch", least=1)
     show: int = option(3, "Number of channels shown at each end of a unit", least=0)
@@ -56,8 +52,6 @@ class ScoreOptions:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """How channels are scored and repaired before units are ranked."""
-
     metric: str | None = metric_option(None, "Metric that scores channels; as in `prunus prune` by default")
     num_images: int | None = option(None, "Number of images to score on, a stratified sample; all by default", least=1)
     repair: str = option("none", "Rank each unit after its own repair: none, solve", choices=("none", "solve"))
@@ -67,8 +61,6 @@ class RankOptions:
 
 @dataclass(frozen=True)
 class LatencyOptions(LayerTimeOptions):
-    """Where layers are timed."""
-
     engine: str = option(
         default_engine(),
         f"Engine: {', '.join(ENGINES)}; onnxruntime by default if it is installed",
@@ -247,7 +239,6 @@ def _score(
     streams: Any,
     out: Path | None,
 ) -> Answer | None:
-    """Score every channel of every unit by some metrics, print one of them, and how alike they rank channels."""
     if out is not None:
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
     task, part, seed, data = named.task(settings.task), how.part, how.seed, data.known_for(named)

@@ -92,7 +92,6 @@ class NamedModel:
         return self.run_options.get("task") or ("detection" if self.name.startswith(YOLO) else None)
 
     def note_untrained(self) -> None:
-        """Tell the user if the network has its initial weights."""
         if not self.has_weights:
             complain("note", "no --weights were given, so the network is untrained")
 
@@ -254,7 +253,6 @@ def _with_classes(named: NamedModel, arguments: dict[str, Any]) -> dict[str, Any
 
 
 def _built(named: NamedModel, arguments: Mapping[str, Any], seed: int = 0) -> nn.Module:
-    """The network by its factory, with its weights."""
     from prunus.util.state import generators_kept
     from prunus.zoo.models import create
     from prunus.zoo.weights import load_weights
@@ -277,7 +275,6 @@ def _built(named: NamedModel, arguments: Mapping[str, Any], seed: int = 0) -> nn
 def open_graph(
     named: NamedModel, data: AnyData, *, seed: int = 0, device: torch.device | str = "cpu", streams: str = "select"
 ) -> ChannelGraph:
-    """The network as `open_model` opens it, on a device and traced."""
     import torch
 
     from prunus.graph.channel_graph import trace

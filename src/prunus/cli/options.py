@@ -129,7 +129,6 @@ def options_from_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _changes(texts: Iterable[str], by_set: Mapping[str, tuple[Any, str]], options: Collection[str]) -> dict[str, Any]:
-    """The values of --set NAME=VALUE by name."""
     changes = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -231,16 +230,12 @@ def refuse_other_modes(context: typer.Context, mode: str | None) -> None:
 
 @dataclass(frozen=True)
 class LayerTimeOptions:
-    """How the layers of a network are timed."""
-
     batch: int = option(1, "Number of images in a batch", least=1)
     threads: int = option(1, "Number of CPU threads", least=1, most=os.cpu_count())
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The device that computes."""
-
     device: str | None = option(None, "cpu, cuda, cuda:1, ...; the best available by default", group="Data")
 
     def pick(self) -> torch.device:
@@ -255,8 +250,6 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """How images are read for retraining."""
-
     augment: bool = option(True, "Random crops and flips in retraining", group="Retraining")
     batch_size: int = option(128, "Images per training step", group="Retraining", least=1)
 

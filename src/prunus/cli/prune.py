@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prunus.cli.images import AnyData
+    from prunus.graph.channel_graph import ChannelGraph
     from prunus.run.compress import Compressed
 
 DEMO_SPEEDUP = 1.5  # of the demo, which has no augmentation either
@@ -56,8 +57,6 @@ DEMO_SPEEDUP = 1.5  # of the demo, which has no augmentation either
 
 @dataclass(frozen=True)
 class PruneOptions(TrainingImages):
-    """Options of the command line alone."""
-
     weights: Path | None = option(
         None, "Weight file of the trained network", group="Data", everyday=True, valid=check_weight_file
     )
@@ -67,8 +66,6 @@ class PruneOptions(TrainingImages):
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Where the run is written."""
-
     out: Path | None = option(None, "Run folder; runs/prune-MODEL-DATA by default", group="Output", everyday=True)
     resume: Path | None = option(
         None, "Continue the run in this folder", group="Output", everyday=True, valid=existing_folder
@@ -97,7 +94,6 @@ class Request:
         return {"model": self.model, **values_of(self.data, self.options, self.settings, self.device)}
 
     def command_line(self) -> str:
-        """The command that asks for the same."""
         return command_line("prune", self.model, self.data, self.options, self.settings, self.device, by_set=RARE)
 
     def about(self, named: NamedModel, images: AnyData) -> dict[str, Any]:
@@ -144,7 +140,6 @@ class Request:
 
     @property
     def is_demo(self) -> bool:
-        """Whether the demo's network is pruned on the demo's images."""
         return (self.model, self.data.data) == (DEMO_MODEL, DEMO_DATA)
 
 
@@ -207,8 +202,6 @@ def command(
         request, named = request.resolved()
         request = replace(request, settings=with_goal(request.settings))
         if options.paper:
-            from prunus.cli.paper_mode import as_in_the_paper
-
             request = as_in_the_paper(request, named, typed)
     check_settings(request.settings)  # before torch is imported
     out = folder.resume or folder.out or _new_folder(named, request.data.name)
@@ -264,8 +257,6 @@ def _prune(request: Request, named: NamedModel, folder: Path, *, watch: bool) ->
     network, images, parts, rank = open_request(request, named)
     by_paper: tuple[list[str], list[str]] | None = None
     if request.options.paper and rank == 0:
-        from prunus.cli.paper_mode import print_paper
-
         by_paper = print_paper(network, images, request, named)
     about = request.about(named, images)
     watched: AbstractContextManager[Path | None] = watching(folder) if watch and rank == 0 else nullcontext()
@@ -339,7 +330,6 @@ def open_request(request: Request, named: NamedModel) -> tuple[nn.Module, AnyDat
 
 
 def print_result(result: Compressed, folder: Path, report: Path) -> None:
-    """Print the summary of a finished run, and how to load it."""
     from prunus.run.final_timing import how_timed
     from prunus.run.summary import first_line, headline, read_summary
 
@@ -364,3 +354,90 @@ def print_result(result: Compressed, folder: Path, report: Path) -> None:
     original = folder / ORIGINAL_FILE
     model = f'prunus.from_onnx("{original}")' if original.exists() else "original_model"
     say(f'load it with: prunus.load("{folder}", {model}).eval()')
+
+
+# -- `--paper`: the paper's settings, what differs from it, and what the run costs, before it starts
+
+
+def as_in_the_paper(request: Request, named: NamedModel, typed: Collection[str]) -> Request:
+    """The request with the paper's settings, batch size and excluded layers, but for the options that were `typed`."""
+    from prunus.run.paper import paper_settings
+    from prunus.studies.recipes import recipe_for
+    from prunus.train.settings import preset_of
+
+    settings = paper_settings(request.settings, request.data.name, named.name, typed)
+    recipe = recipe_for(named.name)
+    if recipe is not None and not {"only", "exclude"} & set(typed):
+        settings = replace(settings, exclude=tuple(recipe.run.get("exclude", ())))
+    options = request.options
+    if "batch_size" not in typed:
+        options = replace(options, batch_size=preset_of(settings.preset).batch_size)
+    return replace(request, settings=settings, options=options)
+
+
+def print_paper(
+    network: nn.Module, images: AnyData, request: Request, named: NamedModel
+) -> tuple[list[str], list[str]]:
+    """Print the settings, what differs from the paper, what it leaves open, and the cost. Returns the middle two."""
+    from prunus.graph.channel_graph import trace
+    from prunus.run.checkup import measure_speed
+    from prunus.run.identity import images_in
+    from prunus.run.paper import paper_cost
+    from prunus.util.batches import device_of, to_device
+
+    home, own = device_of(network), isinstance(images, UserData)
+    graph = trace(network, to_device(images.example(), home), request.settings.streams or "select")
+    followed, differs, left = beside_the_paper(graph, request, named, user_data=own)
+    lines = [*followed, *(f"different from the paper: {text}" for text in differs)]
+    lines += [f"left open in the paper: {text}" for text in left]
+    train, held_out = (
+        images_in(images.loaders[part]) if isinstance(images, UserData) else images.count(part)
+        for part in ("train", "holdout")
+    )
+    if train and held_out:
+        some = images.example()
+        if not isinstance(images, UserData):
+            some, *_ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
+        speed = measure_speed(graph.model, to_device(some, home), quiet=True)
+        lines.append(paper_cost(graph, request.settings, speed, train, held_out))
+    else:
+        unknown = "your loaders do not tell how many images they have" if own else "nothing is held out"
+        lines.append(f"what the run costs is not known: {unknown}")
+    say("\n".join([*lines, ""]))
+    return differs, left
+
+
+def beside_the_paper(
+    graph: ChannelGraph, request: Request, named: NamedModel, *, user_data: bool = False
+) -> tuple[list[str], list[str], list[str]]:
+    """The settings that follow the paper, what differs from it, and what it leaves open, in words."""
+    from prunus.deciding.widths import candidates
+    from prunus.run.paper import departures, left_open, option_of, schedule_for
+    from prunus.studies.recipes import recipe_for
+    from prunus.train.settings import preset_of
+
+    settings, options, data, recipe = request.settings, request.options, request.data.name, recipe_for(named.name)
+    excluded = None if recipe is None else tuple(recipe.run.get("exclude", ()))
+    ridge = " without a ridge, as printed" if option_of(settings, "ridge") == 0 else ""
+    followed = [
+        f"the paper's settings: G-SD{ridge}, Algorithm 1 on all held-out images, alpha {settings.alpha:g},",
+        f"schedule {settings.preset}, no repair, no distillation",
+    ]
+    if recipe is None:
+        followed.append("no recipe has a network of this name: which layers are left alone is your choice (--exclude)")
+    elif settings.exclude and settings.exclude == excluded:
+        followed.append(f"not pruned, as in the paper: {', '.join(settings.exclude)}")
+    units = len(candidates(graph, settings.exclude, settings.only))
+    differs = departures(settings, data, named.name, exclude=excluded, units=units)
+    if recipe is not None:  # what it says of its data set is true only there
+        is_its_data = data.partition(":")[0] == recipe.run["data"].partition(":")[0]
+        differs += recipe.departs if is_its_data else recipe.layers
+    if user_data:
+        followed.append("left to your loaders: batch size and augmentation")
+        return followed, differs, [*left_open(settings, data)]
+    size = preset_of(schedule_for(data, named.name)).batch_size
+    if options.batch_size != size:
+        differs.append(f"batch_size {size} -> {options.batch_size}")
+    if not options.augment:
+        differs.append("augmentation of the training images -> none")
+    return followed, differs, [*left_open(settings, data)]

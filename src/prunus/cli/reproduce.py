@@ -108,7 +108,6 @@ def check(words: list[str]) -> dict[str, Any]:
 
 @cache
 def _parser() -> Any:
-    """The command line as a click command."""
     from prunus.cli import build
 
     return typer.main.get_command(build())

@@ -27,8 +27,6 @@ PICTURES = {"separation": SeparationSettings, "channels": ChannelsFigureSettings
 
 @dataclass(frozen=True)
 class ShowOptions(StreamSettings):
-    """Options of both pictures that only the command line has."""
-
     part: str = option("test", "Images to draw: train, holdout or test", group="Images", choices=PARTS)
     classes: int | None = option(
         None, "Number of classes to show, evenly spread; 10, and 5 of the picture `channels`", group="Images", least=1

@@ -64,8 +64,6 @@ def root() -> None:
 
 @dataclass(frozen=True)
 class StudyImages(TrainingImages):
-    """How a study reads images, in addition to `DataOptions`."""
-
     num_eval_images: int | None = option(
         None, "Number of held-out and of test images; all by default", group="Data", least=1
     )
@@ -88,7 +86,6 @@ Out = Annotated[
 
 
 def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
-    """Write the study's page, and print where the results are."""
     from prunus.report.run_page import write_report
 
     page = write_report(folder)

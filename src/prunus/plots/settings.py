@@ -20,7 +20,6 @@ class FigureSettings:
     seed: int = option(0, "Seed of the sample to score on and of held-out images", group="Output", least=0)
 
     def check(self) -> None:
-        """Raise DataError for settings that make no picture."""
         check(self, DataError)
 
 
@@ -37,7 +36,6 @@ class SeparationSettings(FigureSettings):
     )
 
     def check(self) -> None:
-        """Raise DataError for settings that make no picture."""
         super().check()
         if self.points < self.each:
             raise DataError(f"points must be at least each ({self.each}), got {self.points}")

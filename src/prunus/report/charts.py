@@ -166,14 +166,11 @@ def round_charts(run: FinishedRun) -> list[Chart]:
     goal = settings.target
     if goal is None and settings.macs:
         goal = 1 - settings.macs / summary.before.macs
-    course = course_chart(
-        [0.0, *(100 * (1 - each.macs / summary.before.macs) for each in outcomes)],
-        values,
-        quality,
-        tested=(factor * was.quality, factor * now.quality) if part == "test" else (),
-        goal=None if goal is None else 100 * goal,
-        floor=None if settings.max_drop is None else values[0] - settings.max_drop,
-    )
+    gone = [0.0, *(100 * (1 - each.macs / summary.before.macs) for each in outcomes)]
+    tested = (factor * was.quality, factor * now.quality) if part == "test" else ()
+    floor = None if settings.max_drop is None else values[0] - settings.max_drop
+    asked = None if goal is None else 100 * goal
+    course = course_chart(gone, values, quality, tested=tested, goal=asked, floor=floor)
     key = (("blue round", "held-out images"), *([("green round", "test images")] if part == "test" else []))
     charts = [Chart(f"{quality.title} after each round", key, course)]
     epochs = [(each.number, epoch) for each in outcomes for epoch in each.retraining]
@@ -344,18 +341,19 @@ def cost_chart(points: Sequence[CostPoint], cost: str, quality: QualityText) -> 
         if point.interval is not None:
             axes.plot([end / scale for end in point.interval], [point.value] * 2, color=GREY, linewidth=1.2, zorder=2)
     hollow = {"markerfacecolor": "#ffffff", "markeredgewidth": 1.5}
-    for kind, colour, size in (("published", GREY, 4.5), ("original", INK, 4.5), ("run", BLUE, 6.5)):
-        for on_front in (False, True):
-            some = [point for point in points if (point.kind, point.on_front) == (kind, on_front)]
-            texts = [
-                f"{p.name}: {quality.scaled(p.value)} at {amount(p.cost)}{', on the front' * on_front}" for p in some
-            ]
-            if some:
-                x, y = [point.cost / scale for point in some], [point.value for point in some]
-                style = hollow if kind == "run" and not on_front else {}
-                _points(axes, x, y, texts, colour, linestyle="none", markersize=size, **style)
-            for point in (point for point in some if point.letter):
-                _number(axes, point.cost / scale, point.value, point.letter, True, fontweight="bold")
+    for kind, on_front, colour, size, style in (
+        ("published", False, GREY, 4.5, {}),
+        ("original", False, INK, 4.5, {}),
+        ("run", False, BLUE, 6.5, hollow),
+        ("run", True, BLUE, 6.5, {}),
+    ):
+        some = [point for point in points if (point.kind, point.on_front) == (kind, on_front)]
+        texts = [f"{p.name}: {quality.scaled(p.value)} at {amount(p.cost)}{', on the front' * on_front}" for p in some]
+        if some:
+            x, y = [point.cost / scale for point in some], [point.value for point in some]
+            _points(axes, x, y, texts, colour, linestyle="none", markersize=size, **style)
+        for point in (point for point in some if point.letter):
+            _number(axes, point.cost / scale, point.value, point.letter, True, fontweight="bold")
     best = ", ".join(point.letter for point in front) or "none"
     label = f"{quality.title} against {cost} of {sum(p.kind == 'run' for p in points)} runs. On the front: {best}."
     return _chart(fig, label, "costs", f"{cost} {quality.name}")

@@ -66,11 +66,26 @@ def render_progress(run: UnfinishedRun, now: float) -> str:
         listed.append((f"Held-out {quality.name} before", [quality.shown(run.base.quality)]))
     listed.append(("If it stops", [shlex.join(["prunus", "prune", "--resume", str(run.folder)])]))
     silent = 0.0 if run.doing is None else max(0.0, now - run.doing.time)
-    chart = None
+    rounds, epochs, chart = [], [], None
+    for done in run.rounds:
+        lost, seconds = sum(done.chosen.values()), sum(done.seconds.values())
+        gone = 1 - done.macs / run.macs if run.macs else 0.0
+        cells = [Cell(f"{done.number}", done.number), Cell(f"{lost:,}", lost), Cell(big_number(done.macs), done.macs)]
+        cells.append(Cell(percent(gone) if run.macs else "–", gone))
+        cells.append(Cell(quality.shown(done.after.quality), done.after.quality))
+        rounds.append([*cells, Cell(duration(seconds), seconds)])
+    for epoch in run.epochs:  # of the round at work
+        held = epoch.holdout
+        last = Cell("–", 0.0) if held is None else Cell(quality.shown(held.quality), held.quality)
+        cells = [Cell(f"{epoch.number}", epoch.number), Cell(f"{epoch.lr:.4g}", epoch.lr)]
+        epochs.append([*cells, Cell(f"{epoch.loss:.4f}", epoch.loss), last])
+    what = f"held-out {quality.name}"
+    round_titles = ("round", "channels removed", "MACs", "MACs removed", what, "time")
+    epoch_titles = ("epoch", "learning rate", "training loss", what)
     if run.base is not None and run.macs and run.rounds:
-        gone = [0.0, *(100 * (1 - done.macs / run.macs) for done in run.rounds)]
+        course = [0.0, *(100 * (1 - done.macs / run.macs) for done in run.rounds)]
         values = [run.base.quality, *(done.after.quality for done in run.rounds)]
-        chart = course_chart(gone, [quality.factor * value for value in values], quality)
+        chart = course_chart(course, [quality.factor * value for value in values], quality)
     return render_page(
         "progress.html",
         title=f"{name}: round {len(run.rounds) + 1} is at work",
@@ -82,31 +97,6 @@ def render_progress(run: UnfinishedRun, now: float) -> str:
         written=time.strftime("%H:%M:%S", time.localtime(now)),
         listed_rows=listed,
         chart=chart,
-        rounds=_rounds(run),
-        epochs=_epochs(run),
+        rounds=Table("Rounds so far", round_titles, rounds),
+        epochs=Table("Epochs so far", epoch_titles, epochs),
     )
-
-
-def _rounds(run: UnfinishedRun) -> Table:
-    rows = []
-    for done in run.rounds:
-        lost, seconds = sum(done.chosen.values()), sum(done.seconds.values())
-        gone = 1 - done.macs / run.macs if run.macs else 0.0
-        cells = [Cell(f"{done.number}", done.number), Cell(f"{lost:,}", lost), Cell(big_number(done.macs), done.macs)]
-        cells.append(Cell(percent(gone) if run.macs else "–", gone))
-        cells.append(Cell(run.quality.shown(done.after.quality), done.after.quality))
-        rows.append([*cells, Cell(duration(seconds), seconds)])
-    headings = ("round", "channels removed", "MACs", "MACs removed", f"held-out {run.quality.name}", "time")
-    return Table("Rounds so far", headings, rows)
-
-
-def _epochs(run: UnfinishedRun) -> Table:
-    """The epochs of the round at work."""
-    rows = []
-    for epoch in run.epochs:
-        holdout = epoch.holdout
-        last = Cell("–", 0.0) if holdout is None else Cell(run.quality.shown(holdout.quality), holdout.quality)
-        cells = [Cell(f"{epoch.number}", epoch.number), Cell(f"{epoch.lr:.4g}", epoch.lr)]
-        rows.append([*cells, Cell(f"{epoch.loss:.4f}", epoch.loss), last])
-    headings = ("epoch", "learning rate", "training loss", f"held-out {run.quality.name}")
-    return Table("Epochs so far", headings, rows)

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,19 @@ FULL = 64.0  # per cent of the width of a chart that its longest bar takes; the 
 MOST_ROWS, MOST_IN_PICTURE, MOST_PAIRS = 50, 20, 15  # classes in a table, in a picture of confusions, pairs in a table
 
 
-@cache
-def _templates() -> Environment:
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {"policy": POLICY, "count": count}
-    return made
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+PAGES.globals |= {"policy": POLICY, "count": count}
 
 
 def render_page(template: str, **context: Any) -> str:
     """The page that a template makes."""
-    return _templates().get_template(template).render(**context)
+    return PAGES.get_template(template).render(**context)
 
 
 # -- tables that the reader can sort

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -114,7 +115,7 @@ def read_run(folder: str | Path) -> FinishedRun:
         summary=summary,
         rounds=_rounds(files, summary.rounds, settings),
         undone=files.finished_rounds() - len(summary.rounds),
-        plan=_plan(path / PLAN_FILE),
+        plan=Plan.load(path / PLAN_FILE),
         pictures=load_pictures(files.round(1) / PICTURES),
         boxes=(files.path / BOXES).read_bytes() if files.has(BOXES) else None,
         classes=read_record(path / CLASSES, ClassTable, CLASSES_FORMAT, 1) if files.has(CLASSES) else None,
@@ -153,7 +154,7 @@ def _rounds(files: RunFolder, outcomes: tuple[Outcome, ...], settings: Settings)
         folder = files.round(number)
         if not (folder / ROUND_FILE).exists():
             raise FileError(f"{folder / ROUND_FILE} is missing, although {SUMMARY} lists {len(outcomes)} rounds")
-        step = _plan(folder / f"step-{PLAN_FILE}")
+        step = Plan.load(folder / f"step-{PLAN_FILE}")
         ranked = files.record(files.in_round(number, SENSITIVITY_FILE), Sensitivity) if settings.ranks else None
         scores = next(iter(load_scores(folder).values()), None)
         if scores is None:
@@ -164,14 +165,8 @@ def _rounds(files: RunFolder, outcomes: tuple[Outcome, ...], settings: Settings)
             raise FileError(f"{folder}: {SUMMARY}, scores and step-{PLAN_FILE} do not agree about unit {wrong[0]!r}")
         first = {name: tuple(range(width)) for name, width in step.widths.items()}
         rounds.append(Round(outcome, scores, step, numbers or first, ranked))
-        numbers = _plan(folder / PLAN_FILE).keep
+        numbers = Plan.load(folder / PLAN_FILE).keep
     return tuple(rounds)
-
-
-def _plan(path: Path) -> Plan:
-    if not path.exists():
-        raise FileError(f"{path} is missing; the report needs it to list the removed channels")
-    return Plan.load(path)
 
 
 # -- runs that have not finished
@@ -205,6 +200,10 @@ def read_unfinished(folder: Path) -> UnfinishedRun:
     files, config = _opened(folder)
     base = files.record(BASE, Baseline) if files.has(BASE) else None
     done = files.finished_rounds()
+    journal = files.round(done + 1) / "checkpoint" / METRICS_FILE
+    lines = []
+    with suppress(FileNotFoundError):  # it is not there yet, or any more
+        lines = journal.read_text(encoding="utf-8").splitlines()
     return UnfinishedRun(
         folder=folder,
         config=config,
@@ -212,15 +211,6 @@ def read_unfinished(folder: Path) -> UnfinishedRun:
         macs=None if base is None else base.macs,
         quality=ACCURACY if base is None else base.quality,
         rounds=tuple(files.record(files.in_round(number, ROUND_FILE), Outcome) for number in range(1, done + 1)),
-        epochs=_journal(files.round(done + 1) / "checkpoint" / METRICS_FILE),
+        epochs=parsed(journal, lambda: tuple(from_data(Epoch, json.loads(line)) for line in lines)),
         doing=files.record(PROGRESS, Activity) if files.has(PROGRESS) else None,
     )
-
-
-def _journal(path: Path) -> tuple[Epoch, ...]:
-    """The epochs in a training's journal; none if it is not there (yet, or any more)."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return ()
-    return parsed(path, lambda: tuple(from_data(Epoch, json.loads(line)) for line in lines))

@@ -37,12 +37,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module 'prunus.studies' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names."""
     return __all__

@@ -116,7 +116,6 @@ class UniformCut:
 
     @property
     def key(self) -> str:
-        """Its name in the folder."""
         return f"{self.network},{self.metric.name},{self.ratio:g},{self.seed}"
 
 
@@ -166,7 +165,6 @@ class MetricComparison:
         return [row for cut in cuts if (row := row_of(cut.key)) is not None]
 
     def _score(self, first: UniformCut) -> None:
-        """One pass over the images for all metrics that share it."""
         settings, phase = self.settings, f"score {first.network}, {first.metric.shares}"
         scores = score(
             self.graphs[first.network],

@@ -98,7 +98,6 @@ class StudyFolder(ResumableFolder):
         self.writes = True  # every process writes rows
 
     def row(self, key: str) -> StudyRow | None:
-        """A finished row, or None."""
         path = self.path / self._row_file(key)
         if not path.exists():
             return None
@@ -127,18 +126,13 @@ class StudyFolder(ResumableFolder):
         columns: Mapping[str, str] | None = None,
         latex: str | None = None,
     ) -> Path:
-        """Write study.json, table.csv and table.tex; only the first process does.
+        """Write study.json, table.csv and table.tex; only the first process does. Returns the folder.
 
         Args:
-            title: Of the study.
             rows: Flat dicts with the same keys.
             pictures: {"file" (the SVG; a PNG of the same name is next to it), "alt", "caption"}.
-            notes: Sentences.
             columns: Key -> heading; the key itself by default.
             latex: The table for a paper; all rows and columns by default.
-
-        Returns:
-            The folder.
         """
         if not rows:
             raise RunError("a study needs at least one row")

@@ -1,16 +1,17 @@
-"""The paper's experiments as recipe files: a command, its options, and how a budget changes them.
+"""The paper's experiments as recipes: a command, its options, and how a budget changes them.
 
-like = ["shared/table1"]      other files, whose content comes first: tables are merged, lists of sentences are joined
+[NAME]
+like = ["shared.table1"]      other tables, whose content comes first: tables are merged, lists of sentences are joined
 title = "..."                 paper = "Table 1a, ..."          command = "prune"
 open = ["what the paper leaves open, and what is used here"]; "{ridge}" is one of `prunus.run.paper.OPEN`
 departs = ["what is different from the paper at every budget"]
 layers = ["the same, if it is true of the network on any data set"]
 published = "G-SD-B"          the row of the paper's table to compare with
-[train]                       options of `prunus train`, to train the network unless weights are given
-[run]                         options of the command
-[budget.cpu.run]              options that a budget changes; [budget.cpu.train] likewise
+[NAME.train]                  options of `prunus train`, to train the network unless weights are given
+[NAME.run]                    options of the command
+[NAME.budget.cpu.run]         options that a budget changes; [NAME.budget.cpu.train] likewise
 
-Options are written as on the command line, with _ instead of -. The files are in `studies/paper/files`.
+Options are written as on the command line, with _ instead of -. They are in `studies/paper/recipes.toml`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from prunus.util.options import as_typed, check_choice, parse_value
 from prunus.util.registry import unknown
 from prunus.util.typed_json import from_data
 
-FOLDER = "files"
+SHARED = "shared"  # tables that are no recipes
 BUDGETS = ("smoke", "cpu", "full")
 FULL = "full"  # the paper's own settings, unchanged
 SENTENCES = ("open", "departs", "layers")
@@ -80,10 +81,13 @@ class Change:
         return f"{self.step}: {self.key} {was} -> {self.now}"
 
 
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((files("prunus.studies") / "paper" / "recipes.toml").read_text(encoding="utf-8"))
+
+
 def recipe_names() -> tuple[str, ...]:
-    """The names of all recipes, sorted."""
-    paths = (files("prunus.studies") / "paper" / FOLDER).iterdir()
-    return tuple(sorted(path.name.removesuffix(".toml") for path in paths if path.name.endswith(".toml")))
+    return tuple(sorted(name for name in _tables() if name != SHARED))
 
 
 def recipes_called(name: str) -> tuple[str, ...]:
@@ -112,16 +116,17 @@ def recipe_for(model: str) -> Recipe | None:
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of this name. Raises FileError if its file has unknown keys."""
+    """The recipe of this name. Raises FileError if it has unknown keys."""
     try:
         return recipe_of(name, _read(name))
-    except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
-        raise FileError(f"the recipe file {name}.toml is not valid: {error}") from error
+    except (TypeError, KeyError) as error:
+        raise FileError(f"the recipe {name} is not valid: {error}") from error
 
 
 def _read(name: str) -> dict[str, Any]:
-    """The content of a file, on top of those that it is `like`."""
-    content = tomllib.loads((files("prunus.studies") / "paper" / FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    """A table, on top of those that it is `like`."""
+    tables = _tables()
+    content = dict(tables[SHARED][name.partition(".")[2]] if name.startswith(f"{SHARED}.") else tables[name])
     below: dict[str, Any] = {}
     for other in content.pop("like", ()):
         below = _on_top(below, _read(other))

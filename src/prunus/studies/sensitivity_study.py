@@ -56,7 +56,6 @@ class SensitivityArms:
     progress: PhaseProgress
 
     def base(self, rank: int) -> StudyRow:
-        """Accuracy of the unpruned network."""
         if rank == 0 and self.place.row("base") is None:
             self.place.keep("base", self._measured(self.graph.model))
         wait_until(lambda: self.place.row("base") is not None)
@@ -138,7 +137,6 @@ class SensitivityArms:
         return {part: None if each is None else self._shown(measure(model, each)) for part, each in loaders.items()}
 
     def _shown(self, result: Evaluation) -> float:
-        """Accuracy in per cent, or the quality of another task in its unit."""
         return round(self.settings.quality.factor * result.quality, 4)
 
 

@@ -81,7 +81,6 @@ class EffectivenessSettings(StreamSettings):
 
     @property
     def each_seed(self) -> range:
-        """The seeds of all samples."""
         return range(self.seed, self.seed + self.seeds)
 
     def check(self) -> None:
@@ -140,7 +139,6 @@ class SensitivityStudySettings(Settings):
     round_to: int | None = option(1, "Keep widths that are multiples of this", group="Layers", least=1)
 
     def check(self) -> None:
-        """Raise DecideError at once for what would otherwise fail after hours."""
         given = [name for name in DECIDED if getattr(self, name) is not None]
         if given:
             raise DecideError(f"both arms go to `end` in equal iterations, each with its split; leave {given[0]} out")
@@ -201,7 +199,6 @@ class TimingSettings:
     seed: int = option(0, "Seed of the sample of images", group="Output", least=0)
 
     def check(self) -> None:
-        """Raise ScoreError for settings that cannot be timed."""
         check(self, ScoreError)
         for name in self.metrics:
             if metric_of(name).needs not in TIMED_BY_LAYER:
