@@ -26,8 +26,6 @@ from prunus.util.text import big_number, bytes_text
 from prunus.zoo.names import PARTS, known_models
 
 if TYPE_CHECKING:
-    from prunus.graph.channel_graph import ChannelGraph
-    from prunus.scoring.scores import Scores
     from prunus.timing.latency_table import LayerTimes
 
 SHOWN_NAMES = 3  # of what is frozen for a reason
@@ -241,7 +239,7 @@ def _score(
 ) -> Answer | None:
     if out is not None:
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
-    task, part, seed, data = named.task(settings.task), how.part, how.seed, data.known_for(named)
+    task, seed, data = task_of(named.task(settings.task)), how.seed, data.known_for(named)
     from prunus.scoring.score import score
     from prunus.scoring.scores import rank_correlation, save_scores
     from prunus.util.processes import leave, rank_and_world
@@ -249,51 +247,42 @@ def _score(
     rank, world = rank_and_world(device.device)
     images = data.open(named, seed, task)
     graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
-    task = task_on(images, task_of(task), lambda: graph.model)
+    task = task_on(images, task, lambda: graph.model)
     wanted = settings.num_images
     if world > 1:  # equal shares for all processes
-        whole = images.count(part)  # type: ignore[arg-type]
+        whole = images.count(how.part)  # type: ignore[arg-type]
         wanted = min(wanted or whole, whole)
         wanted -= wanted % world
-    loader = images.loader(part, how.batch_size, limit=wanted, seed=seed, rank=rank, world=world)  # type: ignore[arg-type]
+    loader = images.loader(how.part, how.batch_size, limit=wanted, seed=seed, rank=rank, world=world)  # type: ignore[arg-type]
     settings = replace(settings, num_images=None, seed=seed, task=task)  # the loader's limit is the sample
     results = score(graph, loader, metrics, **vars(settings))
     leave()
     if rank:
         return None
-    alike = {a: {b: rank_correlation(results[a], results[b]) for b in results} for a in results}
-    _print_scores(results, alike, graph, how.show)
-    if out is not None:
-        save_scores(results, out)
-        say(f"\nwritten: {out / 'scores.safetensors'}, {out / 'scores.json'}")
-    named.note_untrained()
-    values = {name: scores.values for name, scores in results.items()}
-    number = max(scores.num_images for scores in results.values())
-    return Answer({"scores": values, "rank_correlation": alike, "num_images": number})
-
-
-def _print_scores(
-    results: dict[str, Scores], alike: dict[str, dict[str, float]], graph: ChannelGraph, ends: int
-) -> None:
     name = DEFAULT_METRIC if DEFAULT_METRIC in results else next(iter(results))
     shown, rows = results[name], []
     for unit, values in shown.values.items():
         order = shown.order(unit)
-        cells = [" ".join(f"{c}:{values[c]:.3g}" for c in some[:ends]) for some in (order, order[::-1])]
+        cells = [" ".join(f"{c}:{values[c]:.3g}" for c in some[: how.show]) for some in (order, order[::-1])]
         rows.append([unit, graph.units[unit].kind, str(graph.units[unit].width), *cells])
     count = f"{shown.num_images:,} images" if shown.num_images else "no images"
     say(f"{len(shown.values)} units scored by {name}, {count}; higher means keep")
     console.print(table(("unit", "kind", "width", "weakest", "strongest"), rows, ("width",)))
     for note in shown.notes:
         say(f"note: {note}")
-    if len(results) < 2:
-        return
-    say("\nrank correlation (Spearman, mean over units)")
-    columns = list(results)
-    step = max(1, console.width // (max(map(len, columns)) + 2) - 1)  # many columns: several tables below each other
-    for start in range(0, len(columns), step):
-        some = columns[start : start + step]
-        console.print(table(("", *some), [[a, *(f"{alike[a][b]:.2f}" for b in some)] for a in results], some))
+    alike = {a: {b: rank_correlation(results[a], results[b]) for b in results} for a in results}
+    if len(results) > 1:
+        say("\nrank correlation (Spearman, mean over units)")
+        columns = list(results)
+        step = max(1, console.width // (max(map(len, columns)) + 2) - 1)  # many metrics: tables below each other
+        for some in (columns[start : start + step] for start in range(0, len(columns), step)):
+            console.print(table(("", *some), [[a, *(f"{alike[a][b]:.2f}" for b in some)] for a in results], some))
+    if out is not None:
+        save_scores(results, out)
+        say(f"\nwritten: {out / 'scores.safetensors'}, {out / 'scores.json'}")
+    named.note_untrained()
+    record = {"scores": {name: scores.values for name, scores in results.items()}, "rank_correlation": alike}
+    return Answer({**record, "num_images": max(scores.num_images for scores in results.values())})
 
 
 # -- sensitivity
@@ -311,8 +300,7 @@ def _rank(
     """Measure what the held-out quality loses when each unit loses channels: which units Algorithm 1 would prune."""
     if out is not None:
         refuse_others(out, SENSITIVITY, beside=(SCORES,))
-    data, seed = data.known_for(named), settings.seed
-    settings = replace(settings, task=named.task(settings.task))
+    data, seed, task = data.known_for(named), settings.seed, task_of(named.task(settings.task))
     from prunus.deciding.sensitivity import sensitivity
     from prunus.deciding.settings import check_k
     from prunus.repairing.unit_repair import repair_each
@@ -322,7 +310,6 @@ def _rank(
     from prunus.util.typed_json import to_data
 
     named.note_untrained()
-    task = task_of(settings.task)
     images = data.open(named, seed, task)
     graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
     task = task_on(images, task, lambda: graph.model)

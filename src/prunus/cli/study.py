@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from prunus.cli.images import AnyData
     from prunus.studies.folder import Provenance
     from prunus.util.batches import Batches
+
+D = TypeVar("D", bound=DataOptions)
+S = TypeVar("S", EffectivenessSettings, SensitivityStudySettings)
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -94,27 +97,31 @@ def results_in(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Answer:
     return Answer({"folder": folder, "page": page, "rows": rows})
 
 
-def trained(models: list[str], weights: Path | None) -> list[NamedModel]:
-    """The networks by name; ModelError for one without weights."""
+def open_study(
+    models: list[str], weights: Path | None, data: D, settings: S, device: DeviceOptions
+) -> tuple[list[NamedModel], D, AnyData, dict[str, nn.Module], S]:
+    """Trained networks, also by labels that differ, their images, and the settings with the task of both."""
     named = [resolve(text, weights if len(models) == 1 else None) for text in models]
     for each in named:
         if not each.has_weights:
             raise ModelError(
                 f"a study needs trained networks: give the weight file of {each.typed} as {each.typed}=FILE"
             )
-    return named
-
-
-def open_all(named: list[NamedModel], images: AnyData, device: DeviceOptions, seed: int) -> dict[str, nn.Module]:
-    """The networks on the device, by labels that differ."""
-    home = device.pick()
-    networks: dict[str, nn.Module] = {}
+    data = data.known_for(named[0])
+    wanted = task_of(named[0].task(settings.task))
+    images = data.open(named[0], settings.seed, wanted)
+    home, networks = device.pick(), dict[str, Any]()
     for each in named:
         label = each.label
         if label in networks:
             label = f"{label} ({each.weights.stem if each.weights else len(networks) + 1})"
-        networks[label] = open_model(each, images, seed=seed).to(home)
-    return networks
+        networks[label] = open_model(each, images, seed=settings.seed).to(home)
+    if not images.labelled and len(networks) > 1:
+        raise DataError(
+            f"{images.name} has no labels, and each network would be compared with itself: give one network at a time"
+        )
+    task = task_on(images, wanted, lambda: next(iter(networks.values())))
+    return named, data, images, networks, replace(settings, task=task)
 
 
 # -- effectiveness: which metric picks the channels that can be removed
@@ -149,23 +156,14 @@ def effectiveness(
 
         prunus study effectiveness vgg16=v.pt --data cifar10 --metrics gsd,di
     """
-    named = trained(models, weights)
-    data = data.known_for(named[0])
-    settings = replace(settings, task=named[0].task(settings.task))
+    named, data, opened, networks, settings = open_study(models, weights, data, settings, device)
     from prunus.studies.effectiveness_study import BATCH
     from prunus.studies.effectiveness_study import effectiveness as study
     from prunus.studies.effectiveness_tables import STAGES, pivoted
     from prunus.util.batches import device_of, move
 
-    opened = data.open(named[0], settings.seed, settings.task)
-    networks = open_all(named, opened, device, settings.seed)
-    if not opened.labelled and len(networks) > 1:
-        raise DataError(
-            f"{opened.name} has no labels, and each network would be compared with itself: give one network at a time"
-        )
-    task = task_on(opened, task_of(settings.task), lambda: next(iter(networks.values())))
-    settings = replace(settings, task=task)
     home = device_of(next(iter(networks.values())))
+    batch = BATCH if home.type == "cpu" else 256
     folder = out or default_folder("-".join(["study-effectiveness", *(each.label for each in named), data.name]))
 
     def retrain_on(seed: int) -> Batches:
@@ -175,9 +173,7 @@ def effectiveness(
         rows = study(
             networks,
             opened.loader("train", 128, seed=settings.seed),
-            opened.loader(
-                "test", BATCH if home.type == "cpu" else 256, limit=images.num_eval_images, seed=settings.seed
-            ),
+            opened.loader("test", batch, limit=images.num_eval_images, seed=settings.seed),
             folder,
             settings=settings,
             retrain_on=retrain_on,
@@ -186,7 +182,7 @@ def effectiveness(
         )
     if not is_first_process():
         return None
-    text = QualityText.of(task)
+    text = QualityText.of(task_of(settings.task))
     unit = f", {text.unit}" if text.unit else ""
     error = "; mean ± standard error over the seeds" if rows[0]["seeds"] > 1 else ""
     for number, stage in enumerate(stage for stage in STAGES if stage in rows[0]):
@@ -225,16 +221,11 @@ def sensitivity(
 
         prunus study sensitivity resnet56=w.pt --data cifar10 --start runs/a
     """
-    (named,) = trained([model], weights)
-    data = data.known_for(named)
-    settings = replace(settings, task=named.task(settings.task))
+    (named,), data, opened, networks, settings = open_study([model], weights, data, settings, device)
     from prunus.studies.sensitivity_study import sensitivity as study
     from prunus.util.batches import device_of, move
 
-    seed = settings.seed
-    opened = data.open(named, seed, settings.task)
-    (network,) = open_all([named], opened, device, seed).values()
-    settings = replace(settings, task=task_on(opened, task_of(settings.task), lambda: network))
+    (network,), seed = networks.values(), settings.seed
     folder = out or default_folder(f"study-sensitivity-{named.label}-{data.name}")
     with resumable(typed_command()):
         rows = study(
@@ -360,8 +351,8 @@ def results_table(
 
         prunus study table --model resnet56 --data cifar10
     """
-    from prunus.studies.folder import Provenance, StudyFolder
-    from prunus.studies.table_study import OWN, as_cells, write_table
+    from prunus.studies.folder import Provenance, StudyFolder, text_cells
+    from prunus.studies.table_study import OWN, figure_text, write_table
     from prunus.studies.table_study import table as study
 
     result = study(runs or (), model=model, data=data)
@@ -370,7 +361,7 @@ def results_table(
         # Columns that no published row has, such as top-5 on CIFAR, would make the line too long for a terminal.
         others = [row for row in rows if row["source"] != OWN] or rows
         used = {key: title for key, title in TITLES.items() if any(row[key] is not None for row in others)}
-        titles, cells = as_cells(rows, used)
+        titles, cells = text_cells(rows, used, figure_text)
         say(f"{network} on {images}, as published unless marked; accuracies and cuts in %")
         console.print(table(titles, cells, set(titles) - {"method", "by"}))
     say("\n".join(["", *result.notes]))

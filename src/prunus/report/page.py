@@ -35,12 +35,11 @@ PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-PAGES.globals |= {"policy": POLICY, "count": count}
 
 
 def render_page(template: str, **context: Any) -> str:
     """The page that a template makes."""
-    return PAGES.get_template(template).render(**context)
+    return PAGES.get_template(template).render(policy=POLICY, count=count, sentence=sentence, **context)
 
 
 # -- tables that the reader can sort
@@ -138,8 +137,7 @@ def class_table(runs: Sequence[tuple[str, ClassTable]]) -> Table:
 def about_classes(classes: ClassTable) -> str:
     """What a table of classes shows, and what it leaves out."""
     part = "test" if classes.part == "test" else "held-out"
-    what = f"{classes.quality[:1].upper()}{classes.quality[1:]}"
-    text = f"{what} of each class on the {part} images, the lowest after pruning first."
+    text = f"{sentence(classes.quality)} of each class on the {part} images, the lowest after pruning first."
     listed, absent = len(classes.worst_first()), sum(value is None for value in classes.after.values)
     more = f" The table has the lowest {MOST_ROWS} of {listed} classes." if listed > MOST_ROWS else ""
     return text + more + (f" Left out because they do not occur: {absent}." if absent else "")
@@ -193,7 +191,12 @@ def confusions(classes: ClassTable) -> Confusions | None:
     )
 
 
-# -- numbers, settings and files to save
+# -- words, numbers, settings and files to save
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter at its start."""
+    return text[:1].upper() + text[1:]
 
 
 def points(change: float, quality: QualityText = ACCURACY) -> str:

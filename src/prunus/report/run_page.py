@@ -30,6 +30,7 @@ from prunus.report.page import (
     confusions,
     drawn_bars,
     render_page,
+    sentence,
     setting_text,
 )
 from prunus.report.read import FinishedRun, Round, read_run
@@ -84,7 +85,7 @@ def render(run: FinishedRun) -> str:
             ("Measured on:", measured_on(run)),
             *(("Note:", note) for note in summary.notes),
         ],
-        cards=[[what[0].upper() + what[1:].replace("ms in", "milliseconds in"), *rest] for what, *rest in rows],
+        cards=[[sentence(what.replace("ms in", "milliseconds in")), *rest] for what, *rest in rows],
         asked=what_was_asked(run),
         speeds=_speeds(run),
         how_timed=how_timed(summary.speeds),
@@ -133,8 +134,7 @@ def title(run: FinishedRun) -> str:
 
 def verdict(run: FinishedRun) -> str:
     """The result in one sentence, the one that `prunus prune` prints first."""
-    text = first_line(run.summary).replace("->", "→")
-    return f"{text[:1].upper()}{text[1:]}."
+    return sentence(f"{first_line(run.summary).replace('->', '→')}.")
 
 
 def what_was_removed(run: FinishedRun) -> str:

@@ -157,13 +157,7 @@ class StudyFolder(ResumableFolder):
         return self.path
 
 
-def text_cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells as text, without empty columns."""
-    shown = [key for key in columns if any(cell_text(row[key]) != "–" for row in rows)]
-    return [columns[key] for key in shown], [[cell_text(row[key]) for key in shown] for row in rows]
-
-
-def cell_text(value: Any) -> str:
+def cell_text(value: Any, _key: str = "") -> str:
     """A value of a row as text: numbers with four digits, large ones in full."""
     if value is None or value == "" or value != value:
         return "–"
@@ -172,6 +166,14 @@ def cell_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def text_cells(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], text: Callable[[Any, str], str] = cell_text
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells without empty columns. text: of a value, and the key of its column."""
+    shown = [key for key in columns if any(cell_text(row[key]) != "–" for row in rows)]
+    return [columns[key] for key in shown], [[text(row[key], key) for key in shown] for row in rows]
 
 
 def as_csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

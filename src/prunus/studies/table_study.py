@@ -10,7 +10,7 @@ from typing import Any
 
 from prunus.errors import RunError
 from prunus.run.folder import CONFIG, SUMMARY, RunFolder
-from prunus.studies.folder import StudyFolder, StudyRow
+from prunus.studies.folder import StudyFolder, StudyRow, text_cells
 from prunus.studies.recipes import STATUS, PublishedGroup, group_of, published
 from prunus.util.text import big_number, latex_table
 
@@ -123,25 +123,20 @@ def _notes(groups: Sequence[PublishedGroup]) -> tuple[str, ...]:
     return (f"{everywhere} Source: {published().source}.", *(note for note in others if note.startswith(starts)))
 
 
-def as_cells(rows: Sequence[StudyRow], titles: Mapping[str, str] = COLUMNS) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the columns in `titles`, as text. Columns without any value are left out."""
-    shown = [key for key in titles if any(row[key] is not None for row in rows)]
-
-    def cell(key: str, value: Any) -> str:
-        if value is None:
-            return "-"
-        if key in ("macs", "params"):
-            return big_number(value)
-        if isinstance(value, float):
-            return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
-        return str(value)
-
-    return [titles[key] for key in shown], [[cell(key, row[key]) for key in shown] for row in rows]
+def figure_text(value: Any, key: str) -> str:
+    """A value of the column `key` as text."""
+    if value is None:
+        return "-"
+    if key in ("macs", "params"):
+        return big_number(value)
+    if isinstance(value, float):
+        return f"{value:.1f}" if key.endswith("_removed") else f"{value:.2f}"
+    return str(value)
 
 
 def write_table(results: ResultsTable, folder: StudyFolder) -> Path:
     """Write study.json, table.csv and table.tex. The column of sources says which rows are published ones."""
-    titles, cells = as_cells(results.rows)
+    titles, cells = text_cells(results.rows, COLUMNS, figure_text)
     texts = {COLUMNS[key] for key in ("network", "data", "method", "by", "source")}
     numbers = [place for place, title in enumerate(titles) if title not in texts]
     latex = latex_table(titles, cells, numbers, caption="Runs among published results.", label="tab:published")
