@@ -77,10 +77,11 @@ def same_up_to_sign(a: Any, b: Any) -> None:
 def test_principal_components_are_those_of_the_covariance() -> None:
     x, _ = blobs(200, 9)
     values, vectors = np.linalg.eigh(np.cov(x.T))
-    axes = principal_axes(x)
-    same_up_to_sign(axes.directions, vectors[:, np.argsort(-values)[:2]])
-    assert axes(x).var(0, ddof=1) == pytest.approx(np.sort(values)[::-1][:2])
-    assert (axes.directions[np.abs(axes.directions).argmax(0), [0, 1]] > 0).all()  # always facing the same way
+    found = principal_axes(x)(x)
+    same_up_to_sign(found, (x - x.mean(0)) @ vectors[:, np.argsort(-values)[:2]])
+    assert found.var(0, ddof=1) == pytest.approx(np.sort(values)[::-1][:2])
+    in_a_line = np.arange(20.0)[:, None] * np.ones(9)
+    assert not principal_axes(in_a_line)(in_a_line)[:, 1].any()
 
 
 def fisher(x: Any, labels: Any) -> Any:

@@ -239,7 +239,7 @@ def _score(
 ) -> Answer | None:
     if out is not None:
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
-    task, seed, data = task_of(named.task(settings.task)), how.seed, data.known_for(named)
+    data, seed, task = data.known_for(named), how.seed, task_of(named.task(settings.task))
     from prunus.scoring.score import score
     from prunus.scoring.scores import rank_correlation, save_scores
     from prunus.util.processes import leave, rank_and_world

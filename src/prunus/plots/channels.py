@@ -165,51 +165,38 @@ BATCH = 128  # images in a forward pass
 TINY = 1e-7  # directions whose spread is below this fraction of the largest are rounding noise
 
 
-@dataclass(frozen=True, eq=False)
-class Directions:
-    """Directions to project on: x [N, d] -> (x - centre) @ directions [N, count]. Missing ones are zeros."""
-
-    centre: Array  # [d]
-    directions: Array  # [d, count]
-
-    def __call__(self, x: Array) -> Array:
-        """[N, d] -> [N, count]."""
-        return (x - self.centre) @ self.directions
-
-    @classmethod
-    def of(cls, centre: Array, directions: Array, count: int) -> Directions:
-        """Directions [d, up to count], each turned so that its largest component is positive: pictures do not flip."""
-        largest = np.abs(directions).argmax(0)
-        signed = directions * np.sign(directions[largest, np.arange(directions.shape[1])])
-        return cls(centre, np.pad(signed, ((0, 0), (0, count - directions.shape[1]))))
+Project = Callable[[Array], Array]  # [N, d] -> [N, count]
 
 
-def principal_axes(x: Array, count: int = 2) -> Directions:
-    """The directions of the largest variance of x [N, d]; fewer than `count` if x varies in fewer directions."""
-    centre = x.mean(0)
-    if not np.any(x - centre):  # scikit-learn would divide 0 by 0
-        return Directions(centre, np.zeros((x.shape[1], count)))
+def principal_axes(x: Array, count: int = 2) -> Project:
+    """Projection on the directions of the largest variance of x [N, d]; zeros where x varies in fewer directions."""
+    if not np.any(x - x[0]):  # scikit-learn would divide 0 by 0
+        return lambda points: np.zeros((len(points), count))
     fitted = PCA(min(count, *x.shape), svd_solver="full").fit(x)
-    real = fitted.singular_values_ > TINY * fitted.singular_values_[0]
-    return Directions.of(fitted.mean_, fitted.components_[real].T, count)
+    real = int((fitted.singular_values_ > TINY * fitted.singular_values_[0]).sum())
+    return lambda points: np.pad(fitted.transform(points)[:, :real], ((0, 0), (0, count - real)))
 
 
-def discriminant_axes(x: Array, labels: Labels) -> Directions:
-    """Fisher's first two directions: class means are farthest apart along them, relative to the spread within classes.
+def discriminant_axes(x: Array, labels: Labels) -> Project:
+    """Projection on Fisher's first two directions: class means are farthest apart along them, relative to the spread
+    within classes.
 
     They maximise w^T S_B w / w^T S_W w, with w^T S_W w = 1. Maps with many pixels are first reduced to (N - K) / 4
     principal components (N images of K classes), because N points in more than N dimensions can always be separated.
     """
-    classes, of_class = np.unique(labels, return_inverse=True)
+    classes = np.unique(labels)
     reduced = principal_axes(x, min(max(2, (len(x) - len(classes)) // 4), *x.shape))
-    real = np.abs(reduced.directions).max(0) > 0
-    z = reduced(x)[:, real]  # [N, r]
-    means = np.stack([z[of_class == c].mean(0) for c in range(len(classes))])  # [K, r]
-    if not np.any(z - means[of_class]):  # no spread within classes to compare with
-        return Directions(reduced.centre, np.zeros((x.shape[1], 2)))
-    fitted = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z, of_class)
-    wanted = fitted.scalings_[:, : min(2, len(classes) - 1)]
-    return Directions.of(reduced.centre, reduced.directions[:, real] @ wanted, 2)
+    z = reduced(x)  # [N, r]
+    real = z.any(0)
+    if not any(np.ptp(z[labels == c], axis=0).any() for c in classes):  # no spread within classes to compare with
+        return lambda points: np.zeros((len(points), 2))
+    fitted = LinearDiscriminantAnalysis(solver="svd", tol=TINY).fit(z[:, real], labels)
+
+    def project(points: Array) -> Array:
+        found = fitted.transform(reduced(points)[:, real])[:, :2]
+        return np.pad(found, ((0, 0), (0, 2 - found.shape[1])))
+
+    return project
 
 
 def nearest_to_own_class(fitted: Array, its_labels: Labels, drawn: Array, labels: Labels) -> float:

@@ -184,8 +184,14 @@ def round_charts(run: FinishedRun) -> list[Chart]:
             (BLUE, "training loss", lambda epoch: epoch.loss),
             (ORANGE, "held-out loss", lambda epoch: None if epoch.holdout is None else epoch.holdout.loss),
         ]
-        charts.append(Chart("Loss in each epoch of retraining", key, _journal(epochs, losses, "loss")))
-        rate = _journal(epochs, [(BLUE, "learning rate", lambda epoch: epoch.lr)], "learning rate")
+        charts.append(
+            Chart(
+                "Loss in each epoch of retraining",
+                key,
+                _journal(epochs, losses, "loss", "on training batches and on held-out images"),
+            )
+        )
+        rate = _journal(epochs, [(BLUE, "learning rate", lambda epoch: epoch.lr)], "learning rate", "at its end")
         charts.append(Chart("Learning rate at the end of each epoch", (), rate))
     return charts
 
@@ -198,26 +204,25 @@ def _epochs(run: FinishedRun) -> Markup:
         known = [(done + e.number, quality.factor * e.holdout.quality) for e in outcome.retraining if e.holdout]
         courses.append([(done, quality.factor * outcome.pruned.quality), *known])
         done += len(outcome.retraining)
-    values = [value for course in courses for _, value in course]
-    fig, axes = _axes(2.6, "epochs of retraining", quality, values)
+    fig, axes = _axes(2.6, "epochs of retraining", quality, [value for course in courses for _, value in course])
     axes.xaxis.get_major_locator().set_params(integer=True)
-    size = 4.5 if done <= MANY_EPOCHS else 2
+    ends = []
     for number, course in enumerate(courses, start=1):
-        x, y = [place for place, _ in course], [value for _, value in course]
+        x, y = zip(*course, strict=True)
         axes.plot(x, y, color=BLUE)
         when = ["before retraining", *(f"epoch {i}" for i in range(1, len(course)))]
         texts = [f"round {number}, {each}: {quality.scaled(value)}" for each, value in zip(when, y, strict=True)]
-        _points(axes, x[1:], y[1:], texts[1:], BLUE, linestyle="none", markersize=size)
+        _points(axes, x[1:], y[1:], texts[1:], BLUE, linestyle="none", markersize=4.5 if done <= MANY_EPOCHS else 2)
         _points(axes, x[:1], y[:1], texts[:1], ORANGE, linestyle="none", zorder=4)
-    ends = [(quality.scaled(course[0][1], 1), quality.scaled(course[-1][1], 1)) for course in courses]
-    rounds_text = "; ".join(f"round {i}: {first} to {last}" for i, (first, last) in enumerate(ends, start=1))
-    return _chart(fig, f"Held-out {quality.name} over the epochs of retraining. {rounds_text}.", "epochs")
+        ends.append(f"round {number}: {quality.scaled(y[0], 1)} to {quality.scaled(y[-1], 1)}")
+    label = f"Held-out {quality.name} over the epochs of retraining. {'; '.join(ends)}."
+    return _chart(fig, label, "epochs")
 
 
 Curve = tuple[str, str, Callable[[Epoch], float | None]]  # colour, name, value
 
 
-def _journal(epochs: Sequence[tuple[int, Epoch]], curves: Sequence[Curve], what: str) -> Markup:
+def _journal(epochs: Sequence[tuple[int, Epoch]], curves: Sequence[Curve], what: str, when: str) -> Markup:
     """Curves over the epochs of all rounds (round, epoch); a line does not cross from one round to the next."""
     fig, axes = _axes(2.2, "epochs of retraining", what)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -230,8 +235,7 @@ def _journal(epochs: Sequence[tuple[int, Epoch]], curves: Sequence[Curve], what:
             _points(axes, x, y, texts, colour, markersize=4 if len(epochs) <= MANY_EPOCHS else 2)
     if axes.get_ylim()[0] < 0 <= min(y for line in axes.lines for y in np.asarray(line.get_ydata(), float)):
         axes.set_ylim(bottom=0)
-    kinds = {"loss": "on training batches and on held-out images", "learning rate": "at its end"}
-    return _chart(fig, f"{what.capitalize()} in each of {len(epochs)} epochs of retraining, {kinds[what]}.", what[:4])
+    return _chart(fig, f"{what.capitalize()} in each of {len(epochs)} epochs of retraining, {when}.", what[:4])
 
 
 # -- scores
