@@ -13,9 +13,8 @@ import prunus as pr
 from prunus.cli.options import settings_from
 from prunus.cli.reproduce import check
 from prunus.deciding.widths import candidates
-from prunus.errors import FileError, RunError
+from prunus.errors import RunError
 from prunus.run.settings import Settings, check_settings
-from prunus.studies import recipes
 from prunus.studies.recipes import (
     BUDGETS,
     Change,
@@ -194,16 +193,6 @@ def test_changes_are_told() -> None:
     ]
     with pytest.raises(RunError, match="one of smoke, cpu, full; got 'huge'"):
         at_budget(recipe, "huge")
-
-
-def test_files_that_are_not_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyError, match=r"budget.huge; a budget is smoke or cpu"):
-        recipe_of("mine", {"budget": {"huge": {}}})
-    with pytest.raises(KeyError, match=r"budget.cpu.test; a budget"):
-        recipe_of("mine", {"budget": {"cpu": {"test": {}}}})
-    monkeypatch.setattr(recipes, "_tables", lambda: {"vgg16-cifar10": {"title": "t", "nonsense": 1}})
-    with pytest.raises(FileError, match=r"the recipe vgg16-cifar10 is not valid: .*nonsense"):
-        load_recipe("vgg16-cifar10")
 
 
 GROUPS = published().groups

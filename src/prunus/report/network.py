@@ -145,14 +145,7 @@ class NetworkDrawing:
         return "stream" if value in self.streams else "rail"
 
     def _row(self, row: Row) -> DrawnRow:
-        """Lines from the top of a row to its node, past it, and on to the bottom."""
-        node, x = row.node, self._x(row.lane)
-        lines = self._passing(row.above, row.below)
-        for lane, value in enumerate(row.above):
-            if value in node.sources:
-                lines.append((self._x(lane), 0, x, ROW / 2, self._kind(value)))
-        if row.lane < len(row.below) and row.below[row.lane] == row.place:
-            lines.append((x, ROW / 2, x, ROW, self._kind(row.place)))
+        node, x, lines = row.node, self._x(row.lane), self._lines([row])
         layer = self._layers.get(node.name) if node.kind == LAYER else None
         if layer is None:
             joins = node.kind == JOIN
@@ -167,24 +160,25 @@ class NetworkDrawing:
 
     def _block(self, name: str, rows: Sequence[Row]) -> DrawnRow:
         """A folded block: what enters meets in a dot, and what leaves begins there. Width and cost are sums."""
-        above, below, x = rows[0].above, rows[-1].below, self._x(rows[-1].lane)
-        places, read = {row.place for row in rows}, {source for row in rows for source in row.node.sources}
-        lines = self._passing(above, below)
-        lines += [(self._x(lane), 0, x, ROW / 2, self._kind(v)) for lane, v in enumerate(above) if v in read]
-        lines += [(x, ROW / 2, self._x(lane), ROW, self._kind(v)) for lane, v in enumerate(below) if v in places]
         inside = tuple(self._row(row) for row in rows)
         widths = [row.width for row in inside if row.width is not None]
         width = (sum(pair[0] for pair in widths), sum(pair[1] for pair in widths))
         cost = (sum(row.cost[0] for row in inside), sum(row.cost[1] for row in inside))
         title = self._with_cost(f"Block {name}: {len(rows)} rows, {sides(width)} channels", cost)
         style = "strong" if width[0] != width[1] else "plain"
-        return DrawnRow(lines, (x, "box"), name, style, title, width, cost, inside)
+        dot = (self._x(rows[-1].lane), "box")
+        return DrawnRow(self._lines(rows), dot, name, style, title, width, cost, inside)
 
-    def _passing(self, above: Lanes, below: Lanes) -> list[Line]:
-        """Lines of the values that go on."""
+    def _lines(self, rows: Sequence[Row]) -> list[Line]:
+        """Lines past a node or block, from the top to its dot, and from there to the bottom."""
+        above, below, x = rows[0].above, rows[-1].below, self._x(rows[-1].lane)
+        places, read = {row.place for row in rows}, {source for row in rows for source in row.node.sources}
         lanes = enumerate(zip(above, below, strict=False))
-        on = [(self._x(lane), value) for lane, (value, after) in lanes if value is not None and value == after]
-        return [(x, 0, x, ROW, self._kind(value)) for x, value in on]
+        on = [(self._x(lane), v) for lane, (v, after) in lanes if v is not None and v == after]
+        lines: list[Line] = [(at, 0, at, ROW, self._kind(v)) for at, v in on]
+        lines += [(self._x(lane), 0, x, ROW / 2, self._kind(v)) for lane, v in enumerate(above) if v in read]
+        lines += [(x, ROW / 2, self._x(lane), ROW, self._kind(v)) for lane, v in enumerate(below) if v in places]
+        return lines
 
     def _with_cost(self, title: str, cost: Sides) -> str:
         was, now = (f"{big_number(c)} MACs" if self.what == "MACs" else milliseconds(c) for c in cost)

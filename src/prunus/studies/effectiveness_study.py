@@ -436,17 +436,12 @@ def effectiveness(
                 "images": "number of images scored on",
                 "macs_removed": "fraction of MACs removed",
                 "params_removed": "fraction of weights removed",
-                value: f"{text.name} before repair{unit}",
-                "standard_error": "standard error over seeds",
-                "p": "p against the best",
                 "top5": "top-5 (%)",
-                "repaired": f"{text.name} after repair{unit}",
-                "repaired_standard_error": "standard error over seeds",
-                "repaired_p": "p against the best",
-                "retrained": f"{text.name} after retraining{unit}",
-                "retrained_standard_error": "standard error over seeds",
-                "retrained_p": "p against the best",
             }
+            for stage, when in STAGES.items():
+                columns[value if stage == "accuracy" else stage] = f"{text.name} {when}{unit}"
+                columns[column_of("standard_error", stage)] = "standard error over seeds"
+                columns[column_of("p", stage)] = "p against the best"
             pictures = [draw_effectiveness(rows, place.path, text), *write_correlations(alike, place.path)]
             notes = [*sentences(rows, single, text), *tested]
             place.finish(TITLE, named_rows, pictures, notes, columns=columns, latex=as_latex(rows, text))
