@@ -9,21 +9,7 @@ from typing import Annotated
 import typer
 
 # Each is a module of this package that defines `command` (a function) or `app` (a typer.Typer with its own verbs).
-VERBS = (
-    "prune",
-    "curve",
-    "report",
-    "check",
-    "inspect",
-    "evaluate",
-    "train",
-    "export",
-    "bench",
-    "show",
-    "data",
-    "study",
-    "reproduce",
-)
+VERBS = "prune curve report check inspect evaluate train export bench show data study reproduce".split()  # noqa: SIM905
 
 
 def _print_version(wanted: bool) -> None:

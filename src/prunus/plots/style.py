@@ -37,24 +37,13 @@ DASHES = ("-", "--", ":")
 
 _STYLE: Any = {
     "font.family": "sans-serif",
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.labelsize": 9.0,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
-    "legend.fontsize": 8.0,
-    "legend.frameon": False,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9.0),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.0),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": RULE,
     "grid.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 4.5,
     "svg.fonttype": "none",  # text stays text, so that it can be searched and selected
@@ -209,24 +198,9 @@ def _with_titles(svg: str, titles: Mapping[str, Sequence[str]]) -> str:
 
 # -- names of metrics in pictures, as in the paper
 
-NAMES: Mapping[str, str] = {
-    "gsd": "G-SD",
-    "fdr": "G-FDR",
-    "abs_snr": "G-AbsSNR",
-    "ttest": "G-T-test",
-    "di": "DI",
-    "mmd": "MMD",
-    "l1": "L1 norm",
-    "l2": "L2 norm",
-    "bn_scale": "BN scale",
-    "fpgm": "FPGM",
-    "thinet": "ThiNet",
-    "cp": "CP",
-    "nisp": "NISP",
-    "dcp": "DCP",
-    "hrank": "HRank",
-    "chip": "CHIP",
-}
+NAMES = {name: name.upper() for name in ("di", "mmd", "fpgm", "cp", "nisp", "dcp", "chip")}
+NAMES |= {"gsd": "G-SD", "fdr": "G-FDR", "abs_snr": "G-AbsSNR", "ttest": "G-T-test", "thinet": "ThiNet"}
+NAMES |= {"l1": "L1 norm", "l2": "L2 norm", "bn_scale": "BN scale", "hrank": "HRank"}
 
 
 def metric_name(metric: str) -> str:

@@ -83,20 +83,12 @@ def pair_table(pairs: Sequence[Pair], names: Mapping[str, str], quality: Quality
             continue
         error = quality.size(test.standard_error).rpartition(" ")[0] or quality.size(test.standard_error)
         counts = "–" if test.better is None else f"{test.better:,} and {test.worse:,}"
-        rows.append(
-            [
-                Cell(who, place, title),
-                Cell(
-                    f"{points(test.difference, quality)} ±{error}",
-                    test.difference,
-                    "± standard error of the difference",
-                ),
-                Cell(counts, float(test.better or 0), "images where only the one is better, and only the other"),
-                Cell(f"{test.num_images:,}", float(test.num_images)),
-                Cell(test.test, 0.0),
-                Cell(test.p_text, test.p, repr(test.p)),
-            ]
-        )
+        shown = f"{points(test.difference, quality)} ±{error}"
+        difference = Cell(shown, test.difference, "± standard error of the difference")
+        better = Cell(counts, float(test.better or 0), "images where only the one is better, and only the other")
+        images = Cell(f"{test.num_images:,}", float(test.num_images))
+        p = Cell(test.p_text, test.p, repr(test.p))
+        rows.append([Cell(who, place, title), difference, better, images, Cell(test.test, 0.0), p])
     headings = ["runs", "difference", "better and worse", "images", "test", "p"]
     return Table("Paired tests", headings, rows, texts=(0, 4)) if rows else None
 
