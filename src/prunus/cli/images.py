@@ -80,18 +80,14 @@ class DataOptions:
             return open_user_data(name, wanted)
         from prunus.zoo.data import load
 
-        mean, std = (
-            numbers(text) if text is not None else getattr(named.config, name) if named.declares(name) else None
-            for name, text in (("mean", self.mean), ("std", self.std))
-        )
-        size = self.size
+        known, size = {part: getattr(named.config, part) for part in ("mean", "std") if named.declares(part)}, self.size
         if size is None and not named.any_size and (not named.is_user_provided or named.declares("shape")):
             size = named.config.shape[-1]
         opened = load(
             name,
             self.data_root,
-            mean=mean,
-            std=std,
+            mean=known.get("mean") if self.mean is None else numbers(self.mean),
+            std=known.get("std") if self.std is None else numbers(self.std),
             size=size,
             holdout=self.holdout,
             workers=self.workers,
