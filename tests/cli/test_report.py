@@ -56,10 +56,8 @@ def test_pages_of_a_run_at_work_and_of_several(done: tuple[Path, list[str], list
     assert said == f"the run is not finished; written: {at_work / 'report.html'}"
     assert "is at work" in (at_work / "report.html").read_text()
     said = lines(prunus("report", folder, at_work, "--out", tmp_path / "both", columns=400))
-    assert (
-        said[0].split() == ["run", "quality", "after", "change", "MACs", "speed-up"]
-        and "B at-work: not finished" in said
-    )
+    assert said[0].split()[:5] == ["run", "name", "test", "accuracy", "change"] and "MACs per image" in said[0]
+    assert "B at-work: not finished" in said
     assert (tmp_path / "both" / "compare.html").exists() and (tmp_path / "both" / "compare.json").exists()
 
 
@@ -70,7 +68,7 @@ def test_tables_and_citations_for_a_paper(done: tuple[Path, list[str], list[str]
     said = lines(prunus("report", folder, copy, "--format", "latex", columns=400))
     assert said[0] == r"% preamble: \usepackage{booktabs}" and said[-1] == r"\end{table}"
     (row,) = (line for line in said if r"copy\_2" in line)
-    assert row.endswith(r"& 1.000 \\")  # the same network on the same images
+    assert "& 1.000 &" in row  # the same network on the same images
     assert not (Path("runs") / "comparison").exists()
     said = lines(prunus("report", folder, "--format", "markdown", columns=400))
     assert said[1].startswith("| --- |") and len(said) == 3 and "p against" not in said[0]

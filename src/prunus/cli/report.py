@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,30 +128,22 @@ def _print_table(runs: list[Path], form: str) -> Answer:
     return Answer({"table": text, **comparison.to_dict()})
 
 
-def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]], str, tuple[str, ...]]]:
-    """Titles, rows, caption and right-aligned titles: of the finished runs, and of their means over seeds."""
+def _tables(comparison: Comparison) -> Iterator[tuple[list[str], list[list[str]], str, Sequence[str]]]:
+    """Titles, rows, caption and right-aligned titles: of finished runs by quality, and of their means over seeds."""
+    from prunus.report.compare import MACS, SPEEDUP, costs_of, run_table
     from prunus.report.paired import seed_table
-    from prunus.util.text import big_number, relative_change
 
-    rows, done = [], comparison.results()
-    tested = len(done) > 1 and any(pair.result is not None for pair in comparison.pairs)
-    for each in done:
-        was, now, text = each.before, each.after, each.run.summary.quality
-        before, after = (side.costs["MACs per image"] for side in (was, now))
-        macs = f"{big_number(after)} ({relative_change(before, after)})".replace("−", "-")
-        quality = [text.name, text.shown(now.quality), text.change(now.quality - was.quality)]
-        speeds = each.run.since_original.speeds
-        speed = f"{speeds[0].change} in {speeds[0].place}" if speeds else "not measured"
-        rows.append([each.letter, each.name, *quality, macs, speed])
-        rows[-1] += [comparison.against_first(each.letter)] if tested else []
-    first = comparison.entrants[0].letter
-    titles = ["", "run", "quality", "after", "change", "MACs", "speed-up", *([f"p against {first}"] if tested else [])]
-    what = f" p: paired tests against {first} on the same images." if tested else ""
-    yield titles, rows, f"Pruned networks.{what}", ("after", "change", "MACs", f"p against {first}")
-    means = seed_table(comparison.over_seeds, {each.letter: each.run.summary.quality for each in done})
+    for quality in comparison.qualities():
+        speeds = [cost for cost in costs_of(comparison.results(quality)) if cost.startswith(SPEEDUP)]
+        shown = run_table(comparison, quality, [MACS, *speeds[:1]])
+        titles, (first, *_) = list(shown.headings), comparison.entrants
+        tested = any(title.startswith("p against") for title in titles)
+        what = f" p: paired tests against {first.letter} on the same images." if tested else ""
+        yield titles, [[cell.text for cell in row] for row in shown.rows], f"Pruned networks.{what}", titles[2:]
+    means = seed_table(comparison.over_seeds, {each.letter: each.run.summary.quality for each in comparison.results()})
     if means is not None:
         cells = [[cell.text for cell in row] for row in means.rows]
-        yield list(means.headings), cells, "Means over seeds, with standard errors.", ("seeds", "quality", "change")
+        yield list(means.headings), cells, "Means over seeds, with standard errors.", means.headings[1:]
 
 
 def _compare(runs: list[Path], out: Path) -> Answer:
@@ -160,9 +152,9 @@ def _compare(runs: list[Path], out: Path) -> Answer:
     comparison = compare(runs)
     page = comparison.write(out)
     shown: set[str] = set()
-    for titles, rows, _, numbers in _tables(comparison):
+    for titles, rows, caption, numbers in _tables(comparison):
         if shown:
-            say("\nmeans over seeds ± standard errors")
+            say(f"\n{caption}")
         shown |= {row[0] for row in rows}
         console.print(table(titles, rows, numbers=numbers))
     for entrant in comparison.entrants:

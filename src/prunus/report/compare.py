@@ -135,6 +135,10 @@ class Comparison:
         done = [each for each in self.entrants if isinstance(each, Result)]
         return [each for each in done if quality in (None, each.run.summary.quality)]
 
+    def qualities(self) -> list[QualityText]:
+        """What the finished runs were measured by."""
+        return list(dict.fromkeys(each.run.summary.quality for each in self.results()))
+
     def against_first(self, letter: str) -> str:
         """The p-value of the paired test of a run against the first one, as text; "–" if there is none."""
         first = self.entrants[0].letter
@@ -303,7 +307,7 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
 def render(compared: Comparison) -> str:
     """The page as HTML."""
     entrants, results = compared.entrants, compared.results()
-    qualities = list(dict.fromkeys(each.run.summary.quality for each in results))
+    qualities = compared.qualities()
     charts = [(quality, _cost_charts(compared, quality)) for quality in qualities]
     known = [(each, each.run.classes) for each in results if each.run.classes is not None]
     class_tables = []
@@ -328,7 +332,7 @@ def render(compared: Comparison) -> str:
         entrants=entrants,
         paired=pair_table(compared.pairs, letters, qualities[0]) if qualities else None,
         over_seeds=seed_table(compared.over_seeds, {each.letter: each.run.summary.quality for each in results}),
-        runs=[(quality, _run_table(compared, quality)) for quality in qualities],
+        runs=[(quality, run_table(compared, quality)) for quality in qualities],
         unfinished=unfinished,
         charts=[(quality, [chart for chart, _ in drawn], any(p for _, p in drawn)) for quality, drawn in charts],
         source=published().source,
@@ -344,10 +348,10 @@ def render(compared: Comparison) -> str:
     )
 
 
-def _run_table(compared: Comparison, quality: QualityText) -> Table:
-    """One row per finished run that was measured by this quality."""
+def run_table(compared: Comparison, quality: QualityText, shown: Sequence[str] | None = None) -> Table:
+    """One row per finished run that was measured by this quality. shown: the costs; all by default."""
     results = compared.results(quality)
-    costs, parts = costs_of(results), {each.run.reported()[0] for each in results}
+    costs, parts = shown or costs_of(results), {each.run.reported()[0] for each in results}
     part = parts.pop() if len(parts) == 1 else "test or held-out"
     is_tested = len(results) > 1 and any(pair.result is not None for pair in compared.pairs)
     rows = []
