@@ -81,8 +81,7 @@ def command(
         Early(lambda text: [check_metric(name) for name in names(text) if name != "all"]),
     ] = None,
     sensitivity: Annotated[
-        bool,
-        typer.Option("--sensitivity", help="Rank the units as Algorithm 1 does, on held-out images"),
+        bool, typer.Option("--sensitivity", help="Rank the units as Algorithm 1 does, on held-out images")
     ] = False,
     latency: Annotated[bool, typer.Option("--latency", help="Time the layers at many widths in an engine")] = False,
     place: Annotated[OutOptions, OnlyWith("scores", "sensitivity", "latency")],
@@ -147,16 +146,26 @@ def command(
         return Answer({"models": known})
     if mode in ("scores", "sensitivity") and classes is not None:
         raise ModelError(f"--classes is for a network without a data set: leave it out, or leave out --{mode}")
-    named, data = resolve(model, weights), replace(data, size=size)
-    streams: Any = units.streams
+    asked = Asked(resolve(model, weights), replace(data, size=size), device, units.streams, size, classes, place.out)
     if mode == "scores":
         chosen = [name for text in scores or () for name in names(text)]
-        return _score(named, chosen, data, device, scoring, score_options, streams, place.out)
+        return _score(asked, chosen, scoring, score_options)
     if mode == "sensitivity":
-        return _rank(named, data, device, ranking, rank_options, streams, place.out)
-    if mode == "latency":
-        return _time(named, timing, streams, size, classes, place.out)
-    return _show(named, streams, size, classes)
+        return _rank(asked, ranking, rank_options)
+    return _time(asked, timing) if mode == "latency" else _show(asked)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every mode may need."""
+
+    named: NamedModel
+    data: DataOptions
+    device: DeviceOptions
+    streams: Any
+    size: int | None
+    classes: int | None
+    out: Path | None
 
 
 # -- layers, units and what is frozen
@@ -171,16 +180,16 @@ def frozen_lines(frozen: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _show(named: NamedModel, streams: Any, size: int | None, classes: int | None) -> Answer:
+def _show(asked: Asked) -> Answer:
     from prunus.graph.channel_graph import trace
     from prunus.graph.memory import peak_of
     from prunus.run.checkup import shapes_of
 
-    network = open_network(named, classes, size)
-    example = network.zeros(size)
-    graph = trace(network.model, example, streams)
+    network = open_network(asked.named, asked.classes, asked.size)
+    example = network.zeros(asked.size)
+    graph = trace(network.model, example, asked.streams)
     counts = f"{big_number(graph.macs)} MACs, {big_number(graph.params)} weights, {len(graph.units)} units"
-    console.print(f"{named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")
+    console.print(f"{asked.named.typed} on {shapes_of(example)}: {counts}", soft_wrap=True, style="bold")
     peak = peak_of(graph)
     if peak is not None:
         say(f"peak of activations: {bytes_text(peak)} for one image, at {graph.memory.where()}")
@@ -211,7 +220,7 @@ def _show(named: NamedModel, streams: Any, size: int | None, classes: int | None
         console.print(f"  {line}")
     kinds = ("inputs", "outputs", "macs", "params", "depthwise")
     record = {name: getattr(graph, name) for name in ("streams", "fingerprint", "macs", "params", "prunable", "frozen")}
-    record |= {"model": named.typed, "example": graph.example_shapes, "memory": peak}
+    record |= {"model": asked.named.typed, "example": graph.example_shapes, "memory": peak}
     record["layers"] = {n: {kind: getattr(layer, kind) for kind in kinds} for n, layer in graph.layers.items()}
     record["units"] = {
         u.name: {
@@ -227,26 +236,18 @@ def _show(named: NamedModel, streams: Any, size: int | None, classes: int | None
 # -- scores
 
 
-def _score(
-    named: NamedModel,
-    metrics: list[str],
-    data: DataOptions,
-    device: DeviceOptions,
-    settings: ScoreSettings,
-    how: ScoreOptions,
-    streams: Any,
-    out: Path | None,
-) -> Answer | None:
+def _score(asked: Asked, metrics: list[str], settings: ScoreSettings, how: ScoreOptions) -> Answer | None:
+    named, out = asked.named, asked.out
     if out is not None:
         refuse_others(out, SCORES, beside=(SENSITIVITY,))
-    data, seed, task = data.known_for(named), how.seed, task_of(named.task(settings.task))
+    data, seed, task = asked.data.known_for(named), how.seed, task_of(named.task(settings.task))
     from prunus.scoring.score import score
     from prunus.scoring.scores import rank_correlation, save_scores
     from prunus.util.processes import leave, rank_and_world
 
-    rank, world = rank_and_world(device.device)
+    rank, world = rank_and_world(asked.device.device)
     images = data.open(named, seed, task)
-    graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
+    graph = open_graph(named, images, seed=seed, device=asked.device.pick(), streams=asked.streams)
     task = task_on(images, task, lambda: graph.model)
     wanted = settings.num_images
     if world > 1:  # equal shares for all processes
@@ -288,19 +289,12 @@ def _score(
 # -- sensitivity
 
 
-def _rank(
-    named: NamedModel,
-    data: DataOptions,
-    device: DeviceOptions,
-    settings: RankSettings,
-    how: RankOptions,
-    streams: Any,
-    out: Path | None,
-) -> Answer:
+def _rank(asked: Asked, settings: RankSettings, how: RankOptions) -> Answer:
     """Measure what the held-out quality loses when each unit loses channels: which units Algorithm 1 would prune."""
+    named, out = asked.named, asked.out
     if out is not None:
         refuse_others(out, SENSITIVITY, beside=(SCORES,))
-    data, seed, task = data.known_for(named), settings.seed, task_of(named.task(settings.task))
+    data, seed, task = asked.data.known_for(named), settings.seed, task_of(named.task(settings.task))
     from prunus.deciding.sensitivity import sensitivity
     from prunus.deciding.settings import check_k
     from prunus.repairing.unit_repair import repair_each
@@ -311,7 +305,7 @@ def _rank(
 
     named.note_untrained()
     images = data.open(named, seed, task)
-    graph = open_graph(named, images, seed=seed, device=device.pick(), streams=streams)
+    graph = open_graph(named, images, seed=seed, device=asked.device.pick(), streams=asked.streams)
     task = task_on(images, task, lambda: graph.model)
     settings = replace(settings, task=task)
     metric = how.metric or suited_metric(SPLITS.find(settings.split or "algorithm1").metric, settings.task)
@@ -346,27 +340,18 @@ def _rank(
 # -- latency
 
 
-def _time(
-    named: NamedModel,
-    how: LatencyOptions,
-    streams: Any,
-    size: int | None,
-    classes: int | None,
-    out: Path | None,
-) -> Answer:
+def _time(asked: Asked, how: LatencyOptions) -> Answer:
     """Time the layers at many widths. Times are kept in the user's cache folder."""
     ENGINES.find(how.engine).check_installed()
-    if out is not None:
-        refuse_overwriting(out)
+    if asked.out is not None:
+        refuse_overwriting(asked.out)
     from prunus.graph.channel_graph import trace
     from prunus.timing.layer_timing import latency_table
     from prunus.util.typed_json import to_data
 
-    network = open_network(named, classes, size=size)
-    graph = trace(network.model.eval(), network.zeros(size), streams)
+    network = open_network(asked.named, asked.classes, asked.size)
+    graph = trace(network.model.eval(), network.zeros(asked.size), asked.streams)
     times = latency_table(graph, how.engine, how.batch, how.threads)
-    if out is not None:
-        times.save(out)
     alike: dict[LayerTimes, list[str]] = {}
     for name, layer in times.layers.items():
         alike.setdefault(layer, []).append(name)
@@ -384,6 +369,7 @@ def _time(
     titles = ["layer (and more alike)", "channels", "ms", "share", *SHARES]
     console.print(table(titles, rows, titles[2:]))
     say("ms: one layer, one batch; share: all alike; 3/4, 1/2, 1/4: ms at these widths")
-    if out is not None:
-        say(f"wrote {out}")
+    if asked.out is not None:
+        times.save(asked.out)
+        say(f"wrote {asked.out}")
     return Answer(to_data(times))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunus.cli.console import complain, say
 from prunus.errors import FileError, ModelError
-from prunus.util.files import PRUNING, TRAINING, held_by, read_object
+from prunus.util.files import PRUNING, TRAINING, held_by, read_object, write_atomically
 from prunus.util.user_code import failure, import_user_function
 from prunus.zoo.names import check_model, check_weight_file, is_onnx, is_user_data, num_classes
 
@@ -311,16 +311,21 @@ def check_runs(model: nn.Module, named: NamedModel, example: Any) -> None:
             raise ModelError(f"{named.typed} does not run on {what}: {failure(error)}{advice}") from error
 
 
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Write the weights of a network as safetensors, from which `load_weights` reads them."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    write_atomically(path, save(tensors))
+
+
 # The network of the demo, which verbs use when the user names none: trained once on scikit-learn's digits.
 DEMO_MODEL, DEMO_DATA, DEMO_EPOCHS = "resnet8", "digits", 30
 
 
 def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
     """The network of the demo: loaded if it was trained before, otherwise trained and saved."""
-    from safetensors.torch import save
-
     from prunus.train.fit import fit
-    from prunus.util.files import write_atomically
 
     named = resolve(DEMO_MODEL)
     saved = Path("runs") / f"base-{DEMO_MODEL}-{DEMO_DATA}" / "model.safetensors"
@@ -335,9 +340,8 @@ def demo_network(images: ImageData, seed: int = 0, rank: int = 0) -> nn.Module:
         seed=seed,
         checkpoint_dir=saved.parent,
     )
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in fitted.model.state_dict().items()}
     if rank == 0:
-        write_atomically(saved, save(tensors))
+        save_weights(fitted.model, saved)
         say(f"trained {DEMO_MODEL} on {DEMO_DATA}, saved in {saved}")
     return fitted.model
 

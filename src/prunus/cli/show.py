@@ -37,9 +37,7 @@ class ShowOptions(StreamSettings):
 @friendly
 def command(
     picture: Annotated[
-        str,
-        typer.Argument(help="separation (Fig. 1) or channels (Figs. 3 and 7)"),
-        choice("the picture", *PICTURES),
+        str, typer.Argument(help="separation (Fig. 1) or channels (Figs. 3 and 7)"), choice("the picture", *PICTURES)
     ],
     model: Annotated[
         str | None, typer.Argument(help=f"{MODEL_HELP}; the demo's by default"), Early(check_model_name)

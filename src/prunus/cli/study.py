@@ -83,8 +83,7 @@ class StudyImages(TrainingImages):
 
 
 Out = Annotated[
-    Path | None,
-    typer.Option(help="Study folder; runs/study-NAME-MODEL-DATA by default", rich_help_panel="Output"),
+    Path | None, typer.Option(help="Study folder; runs/study-NAME-MODEL-DATA by default", rich_help_panel="Output")
 ]
 
 

@@ -22,7 +22,7 @@ from prunus.cli.console import (
 )
 from prunus.cli.evaluate import figures
 from prunus.cli.images import DataOptions, UserData
-from prunus.cli.network import check_model_name, factory_arguments, open_model, resolve
+from prunus.cli.network import check_model_name, factory_arguments, open_model, resolve, save_weights
 from prunus.cli.options import DeviceOptions, Model, NumImages, values_of
 from prunus.errors import DataError, RunError
 from prunus.tasks import Task, task_of
@@ -129,26 +129,18 @@ def command(
 
 
 def _finish(
-    folder: Path,
-    fitted: Fitted,
-    options: dict[str, Any],
-    arguments: dict[str, Any],
-    tests: Batches | None,
-    task: Task,
+    folder: Path, fitted: Fitted, options: dict[str, Any], arguments: dict[str, Any], tests: Batches | None, task: Task
 ) -> Answer:
     """Write the weights and the summary, and evaluate on the test images, which are read here for the first time.
 
     options: what verbs need to open the run as a network again. arguments: what the network's factory was given.
     """
-    from safetensors.torch import save
-
     from prunus.tasks.evaluate import evaluate, too_good
-    from prunus.util.files import write_atomically, write_json
+    from prunus.util.files import write_json
     from prunus.util.typed_json import to_data
 
     test = None if tests is None else evaluate(fitted.model, tests, task=task)
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in fitted.model.state_dict().items()}
-    write_atomically(folder / WEIGHTS, save(tensors))
+    save_weights(fitted.model, folder / WEIGHTS)
     holdout = fitted.history[-1].holdout
     summary = {name: options[name] for name in ("model", "data")} | {"command": options, "built": arguments}
     summary |= {"epochs": len(fitted.history), "holdout": to_data(holdout), "test": to_data(test)}

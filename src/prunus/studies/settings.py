@@ -66,12 +66,7 @@ class EffectivenessSettings(StreamSettings):
         everyday=True,
         least=1,
     )
-    repair: str = option(
-        "none",
-        f"Also measure after a repair: {', '.join(REPAIRS)}",
-        group="Repair",
-        choices=REPAIRS,
-    )
+    repair: str = option("none", f"Also measure after a repair: {', '.join(REPAIRS)}", group="Repair", choices=REPAIRS)
     num_repair_images: int = option(500, "Number of training images for the repair", group="Repair", least=1)
     epochs: int = option(0, "Also measure after this number of epochs of retraining", group="Retraining", least=0)
     preset: str = option("effectiveness", "Schedule of the retraining, as in `prunus train`", group="Retraining")
@@ -182,10 +177,7 @@ class TimingSettings:
     )
     num_images: int = option(200, "Number of images to score on; the paper used 3,000", group="Timing", least=1)
     memory: str = option(
-        "2G",
-        "Memory for feature maps, such as 4G, and the same again for matrices",
-        group="Timing",
-        valid=maps_memory,
+        "2G", "Memory for feature maps, such as 4G, and the same again for matrices", group="Timing", valid=maps_memory
     )
     inverse_channels: int = option(
         1, "Channels per layer timed for DI with an explicit inverse; 0: do not time it", group="Timing", least=0

@@ -79,8 +79,11 @@ INVERSE = "di_inverse"  # DI as the paper defines it: a d x d matrix is inverted
 READ_WEIGHTS = ("reader_energy", "gsd_reader")  # moment metrics that also use the readers' weights
 
 
+Parts = Sequence[tuple[Indices, Maps]]  # of a unit: the channels that are read at a place, and their maps
+
+
 def layer_work(
-    graph: ChannelGraph, unit: str, parts: Sequence[tuple[Indices, Maps]], name: str, channels: int
+    graph: ChannelGraph, unit: str, parts: Parts, name: str, channels: int
 ) -> Iterator[Callable[[], Any] | None]:
     """The work to time, one function for each place where the unit is read; None if an inverse does not fit."""
     scored = graph.units[unit]
@@ -234,22 +237,15 @@ def timing(
     return ScoringTimes(rows, timing_notes(every, chosen.clock), torch.get_num_threads(), chosen.clock)
 
 
-def _row(
-    graph: ChannelGraph,
-    unit: str,
-    parts: Sequence[tuple[Indices, Maps]],
-    name: str,
-    forward: float,
-    settings: TimingSettings,
-) -> StudyRow:
+def _row(graph: ChannelGraph, unit: str, parts: Parts, name: str, forward: float, how: TimingSettings) -> StudyRow:
     """One row of the table; `seconds` is None where a matrix does not fit in memory."""
     maps, width = parts[0][1], graph.units[unit].width
     images, _, pixels = maps.maps.shape
-    timed_channels = min(width, settings.inverse_channels) if name == INVERSE else width
+    timed_channels = min(width, how.inverse_channels) if name == INVERSE else width
     work = list(layer_work(graph, unit, parts, name, timed_channels))
     seconds = None
     if None not in work:
-        seconds = sum(median_seconds(one, settings.clock) for one in work if one is not None) * width / timed_channels
+        seconds = sum(median_seconds(one, how.clock) for one in work if one is not None) * width / timed_channels
     before = forward if name == INVERSE or metric_of(name).needs in ("moments", "maps") else 0.0
     return {
         "layer": unit,
