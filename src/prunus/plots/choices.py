@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,10 +15,9 @@ from torch.nn import functional as F
 
 from prunus.errors import DataError, ScoreError
 from prunus.graph.channel_graph import ChannelGraph
-from prunus.graph.units import Reader
 from prunus.scoring.score import score
 from prunus.scoring.scores import Scores
-from prunus.scoring.taps import Slot, channels_first, gather
+from prunus.scoring.taps import Slot, channels_first, gather, hooked, reading_taps
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import unpack_for
 from prunus.util.batches import Batches, call, device_of, move
@@ -130,34 +128,24 @@ def feature_maps(graph: ChannelGraph, images: Any, wanted: Mapping[str, Sequence
             raise ScoreError(f"unit {name} has channels 0 to {graph.units[name].width - 1}, but not {wrong[0]}")
     seen: dict[str, dict[int, Tensor]] = {name: {} for name in wanted}  # unit -> channel -> [N, height, width]
 
-    def look(unit: str, reader: Reader, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        fresh = [i for i, c in enumerate(reader.channels) if c in wanted[unit] and int(c) not in seen[unit]]
-        if not fresh:
-            return
-        slot = Slot(unit, reader.channels[fresh], reader.inputs[fresh], (reader,))
+    def look(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         x = channels_first(args[0], layer)
-        flat = gather(x, slot).detach().float().cpu()  # [N, channels, pixels]
-        pixels = flat.shape[2]
-        if slot.inputs.shape[1] == 1 and x.ndim == 4:
-            height = x.shape[2]
-        else:
-            side = math.isqrt(pixels)
-            height = side if side * side == pixels else 1
-        maps = flat.reshape(*flat.shape[:2], height, pixels // height).clone()
-        seen[unit] |= {int(c): maps[:, i] for i, c in enumerate(slot.channels)}
+        for slot in taps[name]:
+            unseen = set(wanted.get(slot.unit, ())) - seen.get(slot.unit, {}).keys()
+            fresh = [i for i, c in enumerate(slot.channels) if c in unseen]
+            if not fresh:
+                continue
+            some = Slot(slot.unit, slot.channels[fresh], slot.inputs[fresh], slot.readers)
+            flat = gather(x, some).detach().float().cpu()  # [N, channels, pixels]
+            side = math.isqrt(flat.shape[2])
+            height = side if side * side == flat.shape[2] else 1
+            height = x.shape[2] if slot.inputs.shape[1] == 1 and x.ndim == 4 else height
+            maps = flat.reshape(*flat.shape[:2], height, flat.shape[2] // height).clone()
+            seen[slot.unit] |= {int(c): maps[:, i] for i, c in enumerate(some.channels)}
 
-    handles = []
-    try:
-        for unit in wanted:
-            for reader in graph.units[unit].readers:
-                layer = graph.model.get_submodule(reader.module)
-                # Registered last, so that it is called after the hooks that select channels.
-                handles.append(layer.register_forward_pre_hook(partial(look, unit, reader)))
-        with evaluating(graph.model), generators_kept(), torch.no_grad():
-            call(graph.model, move(images, device_of(graph.model)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    taps = reading_taps(graph)
+    with hooked(graph.model, taps, look), evaluating(graph.model), generators_kept(), torch.no_grad():
+        call(graph.model, move(images, device_of(graph.model)))
     stacked = {}
     for name, channels in wanted.items():
         maps = [seen[name][c] for c in channels]
