@@ -133,7 +133,7 @@ WHOLE = TinyCifar().png()
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"train.csv": b"1,2", "test_batch": b""}, r"is not an archive of cifar10: .*; found \['test_batch'\]"),
+        ({"train.csv": b"1,2", "test_batch": b""}, r"does not hold cifar10: found \['test_batch'\]"),
         (
             {**WHOLE, "data_batch_2.png": WHOLE["test_batch.png"][:60]},
             r"data_batch_2\.png: is not a complete PNG picture",

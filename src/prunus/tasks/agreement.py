@@ -39,8 +39,23 @@ def agreement(original: nn.Module, task: Task | str | None = None) -> Task:
     """
     if not isinstance(original, nn.Module):
         raise ModelError(f"expected agreement(original, task) with a torch.nn.Module, got {type(original).__name__}")
-    given = task_of(task)
-    name, answers = f"{given.name or 'own'}{UNLABELLED}", _Answers(original, given)
+    given, kept = task_of(task), KeptAnswers(KEPT_BYTES)
+    name = f"{given.name or 'own'}{UNLABELLED}"
+
+    def compute(images: Any) -> Any:
+        with evaluating(original), generators_kept(), torch.no_grad():
+            output = call(original, move(images, device_of(original)))
+            answer = output if given.outputs is None else given.outputs(output)
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors_of(answer)):
+            raise ModelError(
+                "the original network's outputs are NaN or infinite, so nothing can agree with them: check its "
+                "weights, and mean and std of the images"
+            )
+        return answer if given.as_labels is None else given.as_labels(answer)
+
+    def answers(images: Any) -> Any:  # those to images that come again are kept
+        return kept.of(images, lambda: compute(images))
+
     if given.as_labels is not None:
         quality = replace(given.measured, name=f"{given.measured.name} against the original")
         return replace(given, name=name, quality=quality, reference=answers)
@@ -103,24 +118,3 @@ def share_explained(sums: Tensor) -> float:
     if not bool(varies.any()):
         raise DataError("the original network gives the same output for all images, so agreement with it says nothing")
     return float((1 - errors.sum(1)[varies] / spread[varies]).mean())
-
-
-class _Answers:
-    """Inputs -> what the original network answers, or its labels. Those of images that come again are kept."""
-
-    def __init__(self, original: nn.Module, task: Task) -> None:
-        self._original, self._task, self._kept = original, task, KeptAnswers(KEPT_BYTES)
-
-    def __call__(self, images: Any) -> Any:
-        return self._kept.of(images, lambda: self._answer(images))
-
-    def _answer(self, images: Any) -> Any:
-        with evaluating(self._original), generators_kept(), torch.no_grad():
-            output = call(self._original, move(images, device_of(self._original)))
-            answer = output if self._task.outputs is None else self._task.outputs(output)
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors_of(answer)):
-            raise ModelError(
-                "the original network's outputs are NaN or infinite, so nothing can agree with them: check its "
-                "weights, and mean and std of the images"
-            )
-        return answer if self._task.as_labels is None else self._task.as_labels(answer)

@@ -15,6 +15,11 @@ from prunus.tasks import ByClass, Quality, Task
 from prunus.tasks.evaluate import at_least_float32
 from prunus.util.batches import as_class_indices, check_range, logits_of, main_output
 
+
+def _described(labels: Any) -> str:
+    return f"{list(labels.shape)} ({labels.dtype})" if isinstance(labels, Tensor) else type(labels).__name__
+
+
 # -- one class per image
 
 TOP5_CLASSES = 10
@@ -112,14 +117,11 @@ def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
 
 def check_labels(logits: Any, labels: Any, index: int) -> None:
     """DataError unless labels are 0 or 1 and have the shape of the logits [N, L]."""
+    rule = f"batch {index}: the labels of a multi-label network are 0 or 1 for each of its {list(logits.shape)} outputs"
     if not isinstance(labels, Tensor) or labels.shape != logits.shape:
-        got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise DataError(
-            f"batch {index}: the labels of a multi-label network are 0 or 1 for each of its outputs, "
-            f"{list(logits.shape)}; got {got}"
-        )
+        raise DataError(f"{rule}; got {_described(labels)}")
     if not bool(((labels == 0) | (labels == 1)).all()):
-        raise DataError(f"batch {index}: the labels of a multi-label network must be 0 or 1")
+        raise DataError(f"{rule}; some are other numbers")
 
 
 MULTILABEL = Task(
@@ -152,10 +154,9 @@ def check_masks(logits: Any, labels: Any, index: int, ignored: int) -> None:
     """DataError unless labels are whole numbers [N, ...], one class per pixel."""
     whole = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dtype != torch.bool
     if not whole or labels.ndim != logits.ndim - 1 or len(labels) != len(logits) or labels.ndim - 1 not in MODES:
-        got = f"{list(labels.shape)} ({labels.dtype})" if isinstance(labels, Tensor) else type(labels).__name__
         raise DataError(
             f"batch {index}: for the network's logits {list(logits.shape)} = [images, classes, pixels], the labels "
-            f"must be class indices [images, pixels]; got {got}"
+            f"must be class indices [images, pixels]; got {_described(labels)}"
         )
     classes, counted = logits.shape[1], labels[labels != ignored]
     if counted.numel() and not (counted.min() >= 0 and counted.max() < classes):
@@ -246,8 +247,8 @@ def r_squared(sums: Tensor) -> float:
 def check_numbers(outputs: Any, labels: Any, index: int) -> None:
     """DataError unless there is a number for each output."""
     if not isinstance(labels, Tensor) or labels.numel() != outputs.numel() or len(labels) != len(outputs):
-        got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise DataError(f"batch {index}: the network returns {list(outputs.shape)} numbers, and the labels are {got}")
+        outs = f"the network returns {list(outputs.shape)} numbers"
+        raise DataError(f"batch {index}: {outs}, and the labels are {_described(labels)}")
     if not bool(labels.isfinite().all()):
         raise DataError(f"batch {index}: some labels are NaN or infinite; leave these images out")
 

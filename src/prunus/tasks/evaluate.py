@@ -78,10 +78,9 @@ def unpack_for(task: Task, batch: Any, index: int, labelled: bool = True) -> tup
     if task.inputs is not None:
         made: Any = task.inputs(batch)
         if not isinstance(made, list | tuple) or len(made) != 2:
-            got = f"{type(made).__name__} of {len(made)}" if isinstance(made, list | tuple) else type(made).__name__
-            raise RunError(
-                f"batch {index}: inputs= of a task must return (inputs of the network, labels), and gave {got}"
-            )
+            got = f"{type(made).__name__}{f' of {len(made)}' if isinstance(made, list | tuple) else ''}"
+            rule = "inputs= of a task must return (inputs of the network, labels)"
+            raise RunError(f"batch {index}: {rule}, and gave {got}")
         return made[0], made[1]
     images, labels = unpack_any(batch, index)
     if not labelled:
@@ -117,9 +116,8 @@ def mean_loss(task: Task, outputs: Any, labels: Any) -> Tensor:
     """The loss of a batch, 0-d; RunError if the task's function gives anything but one number."""
     loss = task.loss(outputs, labels)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise RunError(
-            f"loss= of a task must return the mean of the batch, a tensor with one number; it gave {_described(loss)}"
-        )
+        rule = "loss= of a task must return the mean of the batch, a tensor with one number"
+        raise RunError(f"{rule}; it gave {_described(loss)}")
     return loss.reshape(())
 
 
@@ -190,10 +188,8 @@ class QualitySums:
             items = self._quality.measure(outputs, labels)
             if not isinstance(items, list) or len(items) != count:
                 got = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
-                raise RunError(
-                    f"{self._quality.name} collects items, so its function must return a list with one for each of "
-                    f"{count} images; got {got}"
-                )
+                rule = f"must return a list with one for each of {count} images"
+                raise RunError(f"{self._quality.name} collects items, so its function {rule}; got {got}")
             self._parts += items
         else:
             sums = self._quality.measure(outputs, labels)
@@ -331,16 +327,11 @@ def evaluate_by_class(
         sums.add(outputs, labels, count)
         if also is not None:
             also(outputs, labels, count)
-        if (
-            how is None
-            or how.counts is None
-            or not isinstance(outputs, Tensor)
-            or outputs.ndim < 2
-            or outputs.shape[1] > MOST_CLASSES
-        ):
-            return  # a user-provided task may be a changed copy of a built-in one
-        counts = how.counts(outputs, labels)
-        total[:] = [total[0] + counts if total else counts]
+        # A user-provided task may be a changed copy of a built-in one.
+        logits = isinstance(outputs, Tensor) and outputs.ndim >= 2 and outputs.shape[1] <= MOST_CLASSES
+        if how is not None and how.counts is not None and logits:
+            counts = how.counts(outputs, labels)
+            total[:] = [total[0] + counts if total else counts]
 
     each_answer(model, loader, task, see)
     if how is None or not (total or task.measured.collects):

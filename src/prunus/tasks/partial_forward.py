@@ -89,13 +89,11 @@ class PartialForward:
         placeholders = [n for n in self._runner.nodes if n.op == "placeholder"]
         images = max((size[0] for n in placeholders for size in self._sizes(n) if size), default=1)
         width = max((p.element_size() for p in self.graph.model.parameters()), default=4)
-        values = sum(size.numel() for n in needed for size in self._sizes(n))
-        return int(values * width // max(1, images))
+        return sum(size.numel() for n in needed for size in self._sizes(n)) * width // max(1, images)
 
     def _sizes(self, node: fx.Node) -> list[torch.Size]:
         shapes = self.graph.analysis.traced.shapes.get(node.name)
-        leaves = tree_leaves(shapes, is_leaf=lambda x: isinstance(x, torch.Size))
-        return [size for size in leaves if isinstance(size, torch.Size)]
+        return [x for x in tree_leaves(shapes, lambda x: isinstance(x, torch.Size)) if isinstance(x, torch.Size)]
 
 
 def trace_agrees(runner: GraphRunner, images: Any, outputs: Callable[[Any], Any]) -> bool:

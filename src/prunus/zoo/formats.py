@@ -44,10 +44,9 @@ def locate(known: DataSet, roots: tuple[Path, ...]) -> Path | None:
     for place in (place for root in roots for place in (root, root / known.name)):
         if (place / stored_name(known)).is_file():
             return place / stored_name(known)
-        for layout in known.layouts:
-            for folder in (place / layout.folder, place):
-                if any(_file(folder, name) for name in (*layout.train, *layout.test)):
-                    return folder
+        for folder in (place / folder for layout in known.layouts for folder in (layout.folder, "")):
+            if any(_file(folder, name) for name in _names(known)):
+                return folder
     return None
 
 
@@ -55,16 +54,13 @@ def read(known: DataSet, place: Path) -> Parts:
     """Read the file or folder that `locate` returned."""
     if place.is_file():
         return _read_stored(known, place)
-    for layout in known.layouts:
-        paths = {name: _file(place, name) for name in (*layout.train, *layout.test)}
-        missing = [name for name, path in paths.items() if path is None]
-        if not missing:
-            return read_layout(known, layout, {name: path.read_bytes() for name, path in paths.items() if path}, place)
-        if len(missing) < len(paths):
-            raise DataError(
-                f"{place}: expected the files of {known.name}: {', '.join(paths)}; missing: {', '.join(missing)}"
-            )
-    raise DataError(f"{place}: has no files of {known.name}")
+    paths = {name: path for name in _names(known) if (path := _file(place, name)) is not None}
+    return _decoded(known, {name: path.read_bytes() for name, path in paths.items()}, place)
+
+
+def _names(known: DataSet) -> list[str]:
+    """All files of a data set, in any of the formats that it comes in."""
+    return [name for layout in known.layouts for name in (*layout.train, *layout.test)]
 
 
 def read_digits() -> Parts:
@@ -76,14 +72,19 @@ def read_digits() -> Parts:
     return split_off_test(MemoryImages.whole(torch.from_numpy(grey).unsqueeze(1), digits.target.astype(np.int64)))
 
 
-def read_layout(known: DataSet, layout: Layout, contents: Mapping[str, bytes], where: Path) -> Parts:
-    """Training and test images from the contents of a layout's files."""
-    parts = []
-    for names in (layout.train, layout.test):
-        batches = _READERS[layout.format]({f"{where}/{name}": contents[name] for name in names}, known, layout)
-        pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-        parts.append(MemoryImages.whole(torch.from_numpy(pixels), labels))
-    return parts[0], parts[1]
+def _decoded(known: DataSet, contents: Mapping[str, bytes], where: Path) -> Parts:
+    """Training and test images from the contents of the files of one of the layouts."""
+    for layout in known.layouts:
+        if contents.keys() >= {*layout.train, *layout.test}:
+            parts = []
+            for names in (layout.train, layout.test):
+                batches = _READERS[layout.format]({f"{where}/{name}": contents[name] for name in names}, known, layout)
+                pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+                parts.append(MemoryImages.whole(torch.from_numpy(pixels), labels))
+            return parts[0], parts[1]
+    lacking = (", ".join(n for n in (*each.train, *each.test) if n not in contents) for each in known.layouts)
+    found = sorted(contents) or "none of its files"
+    raise DataError(f"{where}: does not hold {known.name}: found {found}; missing: {'; or '.join(lacking)}")
 
 
 def spellings(name: str) -> tuple[str, ...]:
@@ -242,15 +243,6 @@ def stored_name(known: DataSet) -> str:
     return f"{known.name}.safetensors"
 
 
-def write_stored(path: Path, known: DataSet, train: MemoryImages, test: MemoryImages) -> None:
-    """Write both parts to `path`. The caller moves the complete file into place."""
-    tensors = {}
-    for part, images in (("train", train), ("test", test)):
-        tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
-        tensors[f"{part}.labels"] = torch.from_numpy(images.labels.astype(np.uint8))
-    save_file(tensors, path, {"format": STORED, "name": known.name})
-
-
 def _read_stored(known: DataSet, path: Path) -> Parts:
     name = known.name
     try:
@@ -306,7 +298,11 @@ def get(known: DataSet, to: Path, archive: Path | None = None, report: ShowStage
             train, test = _verified(known, path, report)
         report(f"writing {target.name}", 0, 0)
         with atomic(target) as partial:
-            write_stored(partial, known, train, test)
+            tensors = {}
+            for part, images in (("train", train), ("test", test)):
+                tensors[f"{part}.images"] = images.pixels[torch.from_numpy(images.rows)].contiguous()
+                tensors[f"{part}.labels"] = torch.from_numpy(images.labels.astype(np.uint8))
+            save_file(tensors, partial, {"format": STORED, "name": known.name})
     except (OSError, SafetensorError, FileError) as error:
         raise DataError(f"{target}: could not be written ({error}); no partial file was left") from error
     return target
@@ -345,13 +341,8 @@ def _content_sha256(parts: Parts) -> str:
 
 
 def _read_archive(known: DataSet, path: Path, report: ShowStage) -> Parts:
-    """The images of a tar archive (compressed or not) that holds a data set in one of its"""
-    spelled = {
-        spelling: name
-        for layout in known.layouts
-        for name in (*layout.train, *layout.test)
-        for spelling in spellings(name)
-    }
+    """The images of a tar archive (compressed or not) that holds a data set."""
+    spelled = {spelling: name for name in _names(known) for spelling in spellings(name)}
     contents: dict[str, bytes] = {}
     try:
         size = path.stat().st_size
@@ -366,15 +357,8 @@ def _read_archive(known: DataSet, path: Path, report: ShowStage) -> Parts:
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{path}: is not a complete tar archive ({type(error).__name__}: {reason})") from error
-    for layout in known.layouts:
-        if contents.keys() >= {*layout.train, *layout.test}:
-            report(f"decoding {known.name}", 0, 0)
-            return read_layout(known, layout, contents, path)
-    files = "; or ".join(", ".join((*layout.train, *layout.test)) for layout in known.layouts)
-    raise DataError(
-        f"{path}: is not an archive of {known.name}: expected the files {files}; "
-        f"found {sorted(contents) or 'none of them'}"
-    )
+    report(f"decoding {known.name}", 0, 0)
+    return _decoded(known, contents, path)
 
 
 def _npm_pack(known: DataSet, work: Path, report: ShowStage) -> Path:

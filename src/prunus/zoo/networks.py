@@ -107,13 +107,10 @@ class ZeroPaddedShortcut(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        missing = out_channels - in_channels
-        self.stride = stride
-        self.before = missing // 2
-        self.after = missing - missing // 2
+        missing, self.stride = out_channels - in_channels, stride
+        self.before, self.after = missing // 2, missing - missing // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in, H, W] -> [N, out, H / stride, W / stride]."""
         x = x[:, :, :: self.stride, :: self.stride]
         return F.pad(x, (0, 0, 0, 0, self.before, self.after))
 
@@ -122,14 +119,7 @@ class AveragedShortcut(ZeroPaddedShortcut):
     """Takes the mean of each `stride` x `stride` pixels instead of one of them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in, H, W] -> [N, out, H / stride, W / stride]."""
         return F.pad(F.avg_pool2d(x, self.stride), (0, 0, 0, 0, self.before, self.after))
-
-
-def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    if stride == 1 and in_channels == out_channels:
-        return nn.Identity()
-    return ZeroPaddedShortcut(in_channels, out_channels, stride)
 
 
 def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -148,10 +138,10 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = _conv(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(in_channels, width, stride)
+        same = stride == 1 and in_channels == width
+        self.shortcut = nn.Identity() if same else ZeroPaddedShortcut(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in, H, W] -> [N, width, H / stride, W / stride]."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return F.relu(out + self.shortcut(x))
@@ -209,10 +199,10 @@ class PreBasicBlock(nn.Module):
         self.conv1 = _conv(in_channels, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv2 = _conv(width, width, 3)
-        self.shortcut = _shortcut(in_channels, width, stride)
+        same = stride == 1 and in_channels == width
+        self.shortcut = nn.Identity() if same else ZeroPaddedShortcut(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in, H, W] -> [N, width, H / stride, W / stride]."""
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
         return out + self.shortcut(x)  # type: ignore[no-any-return]
@@ -237,7 +227,6 @@ class PreBottleneck(nn.Module):
             self.shortcut = _conv(in_channels, out_channels, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in, H, W] -> [N, 4 * width, H / stride, W / stride]."""
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
         out = self.conv3(F.relu(self.bn3(out)))
@@ -325,7 +314,6 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in, H, W] -> [N, 4 * width, H / stride, W / stride]."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = F.relu(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
@@ -403,11 +391,8 @@ class VGG(nn.Module):
 def cifar_vgg(num_classes: int = 10, depth: int = 16, hidden: int | None = 512, in_channels: int = 3) -> nn.Module:
     """A VGG for 32x32 images."""
     features = _vgg_features(depth, in_channels, batch_norm=True, bias=False, last_pool=False)
-    layers: list[nn.Module] = []
-    if hidden is not None:
-        layers = [nn.Linear(512, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU()]
-    layers.append(nn.Linear(hidden or 512, num_classes))
-    return VGG(features, 1, nn.Sequential(*layers))
+    before = [nn.Linear(512, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU()] if hidden else []
+    return VGG(features, 1, nn.Sequential(*before, nn.Linear(hidden or 512, num_classes)))
 
 
 @register("vgg16_imagenet", IMAGENET, "torchvision's names")

@@ -176,7 +176,6 @@ def batch_norm(op: Operation) -> Value:
 
 
 def instance_norm(op: Operation) -> Value:
-    """InstanceNormalization."""
     weight, bias = op.constant(1), op.constant(2)
     kind: Any = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}[len(op.shape)]
     layer = kind(len(weight), op.get("epsilon", 1e-5), affine=True, device="meta")

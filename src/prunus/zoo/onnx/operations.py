@@ -48,25 +48,14 @@ def _operands(op: Operation) -> list[Any]:
     ]
 
 
-def binary(function: Callable[..., Any]) -> Translation:
-    """A function of two tensors."""
+def binary(function: Callable[..., Any], symmetric: bool = False) -> Translation:
+    """A function of two tensors; `symmetric`: their order does not matter."""
 
     def translated(op: Operation) -> Value:
         left, right = _operands(op)
         if not isinstance(left, Tensor) and not is_node(left):  # torch takes a number in the second place only
-            left = op.constant(0)
+            left, right = (right, left) if symmetric else (op.constant(0), right)
         return op.call(function, left, right)
-
-    return translated
-
-
-def symmetric(function: Callable[..., Any]) -> Translation:
-    """A function of two tensors whose order does not matter: a number comes second."""
-
-    def translated(op: Operation) -> Value:
-        left, right = _operands(op)
-        swapped = not isinstance(left, Tensor) and not is_node(left)
-        return op.call(function, right, left) if swapped else op.call(function, left, right)
 
     return translated
 
@@ -90,7 +79,7 @@ def add(op: Operation) -> Value:
         if len(sizes) <= len(shape_of(node)) and sizes[axis] == outputs == constant.numel():
             layer.bias = nn.Parameter(constant.reshape(-1))
             return node
-    return symmetric(torch.add)(op)
+    return binary(torch.add, symmetric=True)(op)
 
 
 def divide(op: Operation) -> Value:
@@ -106,7 +95,6 @@ def several(function: Callable[..., Any]) -> Translation:
 
 
 def clip(op: Operation) -> Value:
-    """Clip."""
     least, most = op.numbers("min", 1), op.numbers("max", 2)
     return op.x if least is None and most is None else op.call(torch.clamp, op.x, least, most)
 
@@ -162,7 +150,6 @@ def reduction(function: Callable[..., Any], before: Callable[..., Any] | None = 
 
 
 def product(op: Operation) -> Value:
-    """ReduceProd."""
     x, keep = op.x, bool(op.get("keepdims", 1))
     for axis in reversed(_reduced_axes(op)):
         x = op.call(torch.prod, x, axis, keep)
@@ -170,8 +157,6 @@ def product(op: Operation) -> Value:
 
 
 def extreme_place(function: Callable[..., Any]) -> Translation:
-    """ArgMax, ArgMin."""
-
     def translated(op: Operation) -> Value:
         if op.get("select_last_index", 0):
             raise ModelError("select_last_index is not supported")
@@ -223,7 +208,6 @@ def flatten(op: Operation) -> Value:
 
 
 def squeeze(op: Operation) -> Value:
-    """Squeeze."""
     axes, x = op.numbers("axes", 1), op.x
     axes = [place for place, size in enumerate(op.shape) if size == 1] if axes is None else axes
     for axis in sorted((axis % len(op.shape) for axis in axes), reverse=True):
@@ -232,7 +216,6 @@ def squeeze(op: Operation) -> Value:
 
 
 def unsqueeze(op: Operation) -> Value:
-    """Unsqueeze."""
     axes, x = op.numbers("axes", 1), op.x
     for axis in sorted(axis % (len(op.shape) + len(axes)) for axis in axes):
         x = op.call(torch.unsqueeze, x, axis)
@@ -326,13 +309,11 @@ def expand(op: Operation) -> Value:
 
 
 def filled(op: Operation) -> Value:
-    """ConstantOfShape."""
     sizes, value = op.constant(0).tolist(), op.get("value", torch.zeros(1))
     return op.call(torch.full, tuple(op.builder.sizes(sizes)), value.item(), dtype=value.dtype)
 
 
 def numbers_between(op: Operation) -> Value:
-    """Range."""
     start, end, step = (op.constant(place).item() for place in range(3))
     if isinstance(end, int) and counts_images(end):
         raise ModelError("it counts images")
@@ -340,9 +321,7 @@ def numbers_between(op: Operation) -> Value:
 
 
 def constant(op: Operation) -> Value:
-    """Constant."""
-    value = next(iter(op.attributes.values()))
-    return value if isinstance(value, Tensor) else torch.tensor(value)
+    return torch.as_tensor(next(iter(op.attributes.values())))
 
 
 def pad(op: Operation) -> Value:
@@ -375,7 +354,6 @@ def depth_to_space(op: Operation) -> Value:
 
 
 def space_to_depth(op: Operation) -> Value:
-    """SpaceToDepth."""
     block, x = op.attributes["blocksize"], op.x
     x = op.call(torch.unflatten, op.call(torch.unflatten, x, 3, (-1, block)), 2, (-1, block))
     return op.call(torch.flatten, op.call(torch.permute, x, (0, 3, 5, 1, 2, 4)), 1, 3)
@@ -452,7 +430,6 @@ def _places(new: int, old: int, scale: float, transformation: str, rounding: str
 
 
 def grid_sample(op: Operation) -> Value:
-    """GridSample."""
     mode = op.get("mode", "linear")
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     grid = _for_all_images(op, op.inputs[1]) if counts_images(op.shape[0]) else op.inputs[1]
@@ -496,7 +473,7 @@ OPERATIONS: dict[str, Translation] = {
     "LogSoftmax": softmax(torch.log_softmax),
     "Add": add,
     "Sub": binary(torch.sub),
-    "Mul": symmetric(torch.mul),
+    "Mul": binary(torch.mul, symmetric=True),
     "Div": divide,
     "Pow": binary(torch.pow),
     "Mod": lambda op: op.call(torch.fmod if op.get("fmod", 0) else torch.remainder, *_operands(op)),
