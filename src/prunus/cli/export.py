@@ -13,7 +13,7 @@ from prunus.cli.images import DataOptions, UserData, task_on
 from prunus.cli.network import NamedModel, Network, check_model_name, open_network, resolve
 from prunus.cli.options import Classes, Without
 from prunus.errors import DataError, ModelError
-from prunus.ship.formats import DEVICE_FORMATS, SUFFIXES, file_format
+from prunus.ship import DEVICE_FORMATS, SUFFIXES, file_format
 from prunus.tasks import task_of
 from prunus.timing.engines import NUM_CALIBRATION
 from prunus.util.files import refuse_overwriting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -184,10 +184,9 @@ def _rows(timings: Sequence[Timing]) -> tuple[BenchRow, ...]:
     first = timings[0].name.split("\n")[0]
     rows = []
     for (name, engine, size), timing in by_key.items():
-        against = by_key.get((first, engine, size))
-        if against is None:
-            rows.append(BenchRow(str(name), str(engine), timing, math.nan))
-        else:
+        row = BenchRow(str(name), str(engine), timing, math.nan)
+        if (against := by_key.get((first, engine, size))) is not None:
             gain = speedup(against.seconds, timing.seconds)
-            rows.append(BenchRow(str(name), str(engine), timing, gain.ratio, (gain.low, gain.high)))
+            row = replace(row, speedup=gain.ratio, interval=(gain.low, gain.high))
+        rows.append(row)
     return tuple(rows)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from prunus.errors import FileError, ModelError
 from prunus.graph.selection import with_convolutions
 from prunus.graph.traced import Example
-from prunus.ship.formats import DEVICE_FORMATS, DeviceFormat
+from prunus.ship import DEVICE_FORMATS, DeviceFormat
 from prunus.timing.engines import ENGINES, OnnxProgram, require
 from prunus.timing.engines._native import silent
 from prunus.timing.onnx_export import (
@@ -44,11 +44,12 @@ def export_device_file(
     """
     if kind == "mlpackage":
         require({"coremltools": "coreml"}, "export to Core ML")
-        with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad():
-            _write_core_ml(model, example, path)
-        return Difference(0.0, 0)
-    ENGINES.find(DEVICE_FORMATS[kind]).check_installed()
+    else:
+        ENGINES.find(DEVICE_FORMATS[kind]).check_installed()
     with evaluating(model), generators_kept(), module_state_kept(model), torch.no_grad():
+        if kind == "mlpackage":
+            _write_core_ml(model, example, path)
+            return Difference(0.0, 0)
         batches = comparison_batches(example, images, dynamic_batch=False)
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"model.{'ncnn.param' if kind == 'ncnn' else kind}"

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -20,9 +21,9 @@ from prunus.graph.files import read_tensors, save
 from prunus.graph.plan import Plan
 from prunus.graph.record import left_as_found
 from prunus.graph.traced import Example
+from prunus.ship import DEVICE_FORMATS, DeviceFormat, Format, file_format
 from prunus.ship.device_files import export_device_file, weights_beside
 from prunus.ship.fold import fold_batch_norm
-from prunus.ship.formats import DEVICE_FORMATS, DeviceFormat, Format, file_format
 from prunus.ship.python_file import Original, export_python
 from prunus.timing.latency import check_example
 from prunus.timing.onnx_export import (
@@ -208,16 +209,12 @@ def _export_pt2(
 
 
 def _export_tensors(model: nn.Module, path: Path, plan: Plan | None) -> Exported:
+    file = path if plan is None else path / "model.safetensors"
     if plan is not None:
         save(model, plan, path)
-        file = path / "model.safetensors"
     else:
-        from safetensors.torch import save_model
-
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as part:
             save_model(model, str(part))
-        file = path
     written, own = read_tensors(file), model.state_dict()
     if any(not torch.equal(tensor, own[name].cpu()) for name, tensor in written.items()):
         raise FileError(f"{file} does not contain the tensors that were written to it; check the disk")

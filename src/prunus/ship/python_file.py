@@ -161,13 +161,11 @@ def _listed(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
 
 
 def _imports_prunus(module: ModuleType) -> bool:
-    if module.__name__.partition(".")[0] == "prunus":
-        return True
     try:
         tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError):
-        return False
-    return any(_of_prunus(node) for node in ast.walk(tree))
+        tree = ast.Module([], [])
+    return module.__name__.partition(".")[0] == "prunus" or any(map(_of_prunus, ast.walk(tree)))
 
 
 def _of_prunus(node: ast.AST) -> bool:
@@ -191,10 +189,9 @@ def _source(module: ModuleType, name: str) -> tuple[list[str], str]:
             bound.setdefault(each, []).append(statement)
     waiting, needed = [name], set[str]()
     while waiting:
-        wanted = waiting.pop()
-        for statement in bound.get(wanted, []) if wanted not in needed else []:
-            waiting += _used(statement, module)
-        needed.add(wanted)
+        if (wanted := waiting.pop()) not in needed:
+            needed.add(wanted)
+            waiting += [used for statement in bound.get(wanted, []) for used in _used(statement, module)]
     imports: list[str] = []
     parts: list[str] = []
     for statement in tree.body:
@@ -220,18 +217,11 @@ def _source(module: ModuleType, name: str) -> tuple[list[str], str]:
 
 
 def _bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement at the top of a module defines."""
-    if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return [statement.name]
-    names = []
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.append(node.id)
-    return names
+    """The names that a statement at the top of a module defines; "*" of an import of everything."""
+    if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+        return ["*"]
+    symbols = symtable.symtable(ast.unparse(statement), "", "exec").get_symbols()
+    return [each.get_name() for each in symbols if each.is_assigned() or each.is_imported()]
 
 
 def _used(statement: ast.stmt, module: ModuleType) -> list[str]:
@@ -266,14 +256,12 @@ def _import(statement: ast.Import | ast.ImportFrom, names: list[str], module: Mo
 
 def _sorted(imports: list[str]) -> str:
     """Imports in the usual order, each name once."""
-    plain, names = set[str](), dict[str, set[str]]()
+    names: dict[str, set[str]] = {}
     for line in imports:
         statement: Any = ast.parse(line).body[0]
-        if isinstance(statement, ast.Import):
-            plain |= {f"import {ast.unparse(alias)}" for alias in statement.names}
-        else:
-            names.setdefault(statement.module, set()).update(map(ast.unparse, statement.names))
-    lines = [*plain, *(f"from {home} import {', '.join(sorted(each))}" for home, each in names.items())]
+        names.setdefault(getattr(statement, "module", ""), set()).update(map(ast.unparse, statement.names))
+    lines = [f"import {name}" for name in names.pop("", set())]
+    lines += [f"from {home} import {', '.join(sorted(each))}" for home, each in names.items()]
     groups: list[list[str]] = [[], [], []]
     for line in sorted(lines, key=lambda line: (line.startswith("from"), line.split()[1].lower())):
         home = line.split()[1].partition(".")[0]

@@ -97,22 +97,18 @@ def yolo(run: Run) -> Any:
         run: As for `network`.
     """
     model = network(run)
-    given = import_module("ultralytics").YOLO
+    given, of_pruned = import_module("ultralytics").YOLO, trainer  # an argument below has its name
 
     class PrunedYOLO(given):  # type: ignore[misc, valid-type]
         """A YOLO whose training starts from its own, pruned network."""
 
         def train(self, trainer: Any = None, **arguments: Any) -> Any:
             """As ultralytics' own; a trainer for the pruned network is used by default."""
-            return super().train(trainer=trainer or _trainer_of(self.model), **arguments)
+            if not isinstance(self.model, nn.Module):
+                raise ModelError(f"an exported network cannot be trained, and this is {type(self.model).__name__}")
+            return super().train(trainer=trainer or of_pruned(self.model), **arguments)
 
     described = PrunedYOLO(str(model.yaml["yaml_file"]), task="detect")  # type: ignore[index]
     model.args, model.task = described.model.args, described.task
     described.model = model
     return described
-
-
-def _trainer_of(model: Any) -> Any:
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"an exported network cannot be trained, and this is {type(model).__name__}")
-    return trainer(model)
