@@ -18,14 +18,7 @@ from prunus.graph.traced import Example
 from prunus.ship import DEVICE_FORMATS, DeviceFormat
 from prunus.timing.engines import ENGINES, OnnxProgram, require
 from prunus.timing.engines._native import silent
-from prunus.timing.onnx_export import (
-    Difference,
-    compare,
-    comparison_batches,
-    export_program,
-    exported,
-    inputs_of,
-)
+from prunus.timing.onnx_export import Difference, compare, comparison_batches, export_program, exported, inputs_of
 from prunus.util.batches import call
 from prunus.util.files import write_atomically
 from prunus.util.state import evaluating, generators_kept, module_state_kept

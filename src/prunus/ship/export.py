@@ -134,13 +134,7 @@ def export(
             return _export_tensors(model, path, None)
         if kind == "py":
             difference = export_python(
-                model,
-                example,
-                path,
-                original=original,
-                arguments=arguments,
-                images=images,
-                dynamic_batch=dynamic_batch,
+                model, example, path, original=original, arguments=arguments, images=images, dynamic_batch=dynamic_batch
             )
         elif kind in DEVICE_FORMATS:
             difference = export_device_file(cast(DeviceFormat, kind), model, example, path, images)

@@ -101,11 +101,7 @@ def export_int8(
     check_input(model, example)
     chosen = task_of(task)
     text = QualityText.of(chosen)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        atomic(path) as part,
-        shown(progress, phases) as report,
-    ):
+    with tempfile.TemporaryDirectory() as folder, atomic(path) as part, shown(progress, phases) as report:
 
         def of(phase: str) -> Callable[[int, int | None], None]:
             return lambda done, total: report(phase, done, total or 0, "")

@@ -160,11 +160,7 @@ class _Wrapper(nn.Module):
 
 
 def prepare(
-    model: nn.Module,
-    train: Batches,
-    teacher: nn.Module | None,
-    settings: TrainingSettings,
-    accelerator: Accelerator,
+    model: nn.Module, train: Batches, teacher: nn.Module | None, settings: TrainingSettings, accelerator: Accelerator
 ) -> TrainingRun:
     """The run of a copy of `model`, on the accelerator's device. The caller's objects are not changed."""
     for what, network in (("model", model), ("teacher", teacher)):

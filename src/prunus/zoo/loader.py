@@ -16,16 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from prunus.errors import DataError
 from prunus.zoo.boxes import letterbox
-from prunus.zoo.images import (
-    CROP_AREA,
-    LABELLED_AREA,
-    Images,
-    IntArray,
-    MemoryImages,
-    Pixels,
-    decode,
-    decode_with_mask,
-)
+from prunus.zoo.images import CROP_AREA, LABELLED_AREA, Images, IntArray, MemoryImages, Pixels, decode, decode_with_mask
 
 logger = logging.getLogger(__name__)
 
