@@ -79,9 +79,11 @@ def command(
     models = {}
     if len(opened) == 1 and opened[0].original is not None:
         models["original"] = opened[0].original
-    for place, network in enumerate(opened):
-        again = sum(other.name == network.name for other in opened[:place])
-        models[f"{network.name} ({again + 1})" if again else network.name] = network.model
+    for network in opened:
+        name, number = network.name, 2
+        while name in models:
+            name, number = f"{network.name} ({number})", number + 1
+        models[name] = network.model
     how = dict(vars(timing))
     batches, engines = how.pop("batch"), how.pop("engine")
     result = bench(models, opened[0].example(), batches, engines or None, **how)
@@ -104,7 +106,7 @@ def command(
         for row in result.rows
     ]
     titles = ["batch", "engine", "network", "ms", "spread", "images/s", "speed"]
-    console.print(table(titles, lines, {"batch", "ms", "spread", "images/s", "speed"}))
+    console.print(table(titles, lines, ["batch", *titles[3:]]))
     say()
     whole, lines = next(iter(result.profiles.values())).macs, []
     for name, profile in result.profiles.items():
@@ -112,9 +114,8 @@ def command(
         ratio = f"{whole / profile.macs:.2f}x fewer" if whole and profile.macs else ""
         memory = "not known" if profile.memory is None else bytes_text(profile.memory)
         lines.append([name, macs, ratio, memory, str(profile.selections)])
-    console.print(
-        table(["network", "MACs", "", "activations", "selections"], lines, {"MACs", "", "activations", "selections"})
-    )
+    titles = ["network", "MACs", "", "activations", "selections"]
+    console.print(table(titles, lines, titles[1:]))
     say(f"{count(result.threads, 'thread')}; ms is the median, spread the distance between the quartiles;")
     say("activations: bytes for one image at their peak, without weights;")
     say("speed: relative to the first network, with the 95% interval of the ratio")
