@@ -83,6 +83,12 @@ def line(number: int) -> dict[str, Any]:
     }
 
 
+def axis_scale(most: float) -> tuple[float, str]:
+    """What the numbers of an axis up to `most` are divided by, and its sign: 63e6 -> 1e6, M."""
+    units = (1e9, "G"), (1e6, "M"), (1e3, "K")
+    return next((unit for unit in units if most >= unit[0]), (1.0, ""))
+
+
 def legend(fig: Figure, axes: Any, *, where: str = "right", columns: int = 1) -> None:
     """One legend to the right of the axes (`right`) or below them (`below`), never over the lines."""
     place: Any = {"right": "outside right center", "below": "outside lower center"}[where]

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from prunus.plots.style import BLUE, GREEN, GREY, INK, ORANGE, RULE, as_svg, data_uri, figure, styled, tooltips
+from prunus.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RULE,
+    as_svg,
+    axis_scale,
+    data_uri,
+    figure,
+    styled,
+    tooltips,
+)
 from prunus.report.read import FinishedRun, Round
 from prunus.scoring.scores import Vector
 from prunus.tasks.quality import QualityText
@@ -309,8 +322,6 @@ def bin_edges(low: float, high: float, cut: float | None) -> Vector:
 
 # -- quality against cost, for comparisons
 
-UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""))
-
 
 @dataclass(frozen=True)
 class CostPoint:
@@ -327,7 +338,7 @@ class CostPoint:
 
 def cost_chart(points: Sequence[CostPoint], cost: str, quality: QualityText) -> Markup:
     """The points, with a line through the front: the runs that no other one beats. A cost may have an interval."""
-    scale, sign = next((each for each in UNITS if max(p.cost for p in points) >= each[0]), UNITS[-1])
+    scale, sign = axis_scale(max(point.cost for point in points))
     across = f"{sign}B" if cost == "bytes" else f"{cost} ({sign})" if sign else cost
     values = [point.value for point in points]
     fig, axes = _axes(3.0, across, quality, values)

@@ -52,7 +52,7 @@ def tested(runs: Sequence[tuple[str, FinishedRun]]) -> tuple[Pair, ...]:
 def _pair(a: str, one: FinishedRun, b: str, two: FinishedRun, side: str = "after") -> Pair:
     first, second, task, reason = one.predictions, two.predictions, two.settings.task, ""
     if first is None or second is None:
-        return Pair(a, b, None, "the quality of single images is not known (an older run, or an evaluation of its own)")
+        return Pair(a, b, None, "the quality of single images is not known (a user-provided evaluation)")
     facts = [(run.config.get("data") or {}).get(first.part) for run in (one, two)]
     is_mean = second.of["after"].values.ndim == 1
     if one.summary.quality != two.summary.quality:

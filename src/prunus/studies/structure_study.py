@@ -12,7 +12,7 @@ from prunus.errors import PlanError
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.cost import Cost
 from prunus.graph.plan import Plan
-from prunus.plots.style import COLOURS, PAGE, figure, save, styled
+from prunus.plots.style import COLOURS, PAGE, axis_scale, figure, save, styled
 from prunus.studies.folder import StudyFolder, StudyRow
 from prunus.util.registry import unknown
 
@@ -98,8 +98,7 @@ def draw_structure(rows: Sequence[StudyRow], title: str, folder: Path) -> dict[s
     places = range(len(rows))
     with styled():
         for axes, key, name in ((left, "macs", "MACs"), (right, "params", "weights")):
-            most = max(row[key] for row in rows)
-            scale, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "K")) if most >= s), (1.0, ""))
+            scale, unit = axis_scale(max(row[key] for row in rows))
             whole, pruned = ([row[column] / scale for row in rows] for column in (key, f"{key}_pruned"))
             axes.barh(places, whole, color="#cfd8dc", height=0.8, label="original")
             axes.barh(places, pruned, color=COLOURS[0], height=0.5, label="pruned")
