@@ -570,3 +570,25 @@ class Sequences(Chain):
 def test_packed_sequences_are_followed_to_their_end() -> None:
     torch.manual_seed(0)
     is_exact(Sequences(), IMAGE, {"a:out": (4, 1)})
+
+
+@torch.fx.wrap
+def window_for(size: list[int], window: list[int]) -> list[int]:
+    """As in Swin3D: it changes the list that it is given."""
+    for i in range(2):
+        window[i] = min(window[i], size[i])
+    return window
+
+
+class Windows(Chain):
+    """Pooling over windows that are no larger than the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu(self.bn(self.a(x)))
+        rows, columns = window_for([h.shape[2], h.shape[3]], [99, 2])
+        return self.fc(self.relu(self.b(F.avg_pool2d(h, (rows, columns)))).mean((2, 3)))
+
+
+def test_functions_may_change_the_lists_that_they_are_given() -> None:
+    torch.manual_seed(0)
+    is_exact(Windows(), IMAGE, {"a:out": (4, 1), "b:out": (6, 1)})

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.graph.proxies import Number, input_tensors, number_on
 from prunus.graph.selection import InputMask, selection_of
-from prunus.graph.traced import Traced, attribute_of, submodules
+from prunus.graph.traced import Traced, attribute_of, call_with_lists, submodules
 
 Values = dict[fx.Node, Any]
 LastUses = Mapping[fx.Node, Sequence[fx.Node]]
@@ -120,6 +120,10 @@ class GraphRunner(fx.Interpreter):
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call of a layer, without torch.fx's search for it, which takes time."""
         return self.submodules[target](*args, **kwargs)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call of a function."""
+        return call_with_lists(target, args, kwargs)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter or buffer of the model, or a constant of the traced code, which no model holds."""

@@ -182,6 +182,14 @@ def with_part(x: Any, index: Any, value: Any) -> Any:
     return x
 
 
+def call_with_lists(function: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a function. One of the user's may change the lists that it is given: those of a graph cannot be."""
+    if isinstance(function, FunctionType) and not function.__module__.startswith("torch."):
+        args = [list(value) if isinstance(value, list) else value for value in args]
+        kwargs = {name: list(value) if isinstance(value, list) else value for name, value in kwargs.items()}
+    return function(*args, **kwargs)
+
+
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """Whether and to which type operations on each kind of device are cast."""
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))

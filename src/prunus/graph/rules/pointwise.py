@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from prunus.graph.labels import Call, Rule, constant, each_tensor, present, shapes_in, tensors_in
+from prunus.graph.traced import call_with_lists
 
 
 def takes_sizes(rule: Rule) -> Rule:
@@ -31,7 +32,7 @@ def execute(call: Call) -> Any:
     if node.op == "call_module":
         return call.module.forward(*call.args, **call.kwargs)  # not __call__, because hooks expect activations
     if callable(node.target):
-        return node.target(*call.args, **call.kwargs)
+        return call_with_lists(node.target, call.args, call.kwargs)
     raise TypeError(f"{call.what} cannot be computed on labels")
 
 
