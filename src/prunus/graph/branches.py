@@ -300,18 +300,20 @@ def remove_branch(model: nn.Module, branch: Branch) -> None:
 def _first_calls(nodes: frozenset[fx.Node], modules: Collection[str]) -> list[fx.Node]:
     """The calls of these modules that depend on no other such call."""
     calls = {node for node in nodes if node.op == "call_module" and str(node.target) in modules}
-    return [node for node in calls if calls.isdisjoint(_before(node, nodes))]
+    return [node for node in calls if not _depends(node, calls, nodes)]
 
 
-def _before(node: fx.Node, nodes: frozenset[fx.Node]) -> set[fx.Node]:
-    """Those of `nodes` that `node` depends on."""
+def _depends(node: fx.Node, calls: set[fx.Node], nodes: frozenset[fx.Node]) -> bool:
+    """Whether `node` depends on one of these calls, by way of `nodes`."""
     seen: set[fx.Node] = set()
     waiting = [node]
     while waiting:
         new = [used for used in waiting.pop().all_input_nodes if used in nodes and used not in seen]
+        if not calls.isdisjoint(new):
+            return True
         seen.update(new)
         waiting += new
-    return seen
+    return False
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:

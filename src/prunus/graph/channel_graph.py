@@ -39,7 +39,7 @@ from prunus.graph.traced import Example, Traced, check_example, check_network
 from prunus.graph.trials import Trial, twin_for
 from prunus.graph.units import Keep, Norms, Streams, Unit, make_units
 from prunus.util.options import check_choice
-from prunus.util.state import undisturbed
+from prunus.util.state import collected_later, undisturbed
 
 
 class ChannelGraph:
@@ -263,7 +263,7 @@ def trace(
     check_choice("norms", norms, ("whole", "compensated"), TraceError)
     check_network(model)
     check_example(example)
-    with undisturbed(model):
+    with undisturbed(model), collected_later():
         example = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, example)
         compensates = norms == "compensated"
 

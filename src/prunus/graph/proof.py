@@ -52,7 +52,7 @@ def prove(graph: ChannelGraph, *, by_running: bool = True) -> ChannelGraph:
         return graph
     model = graph.model
     # Hooks of copies may write to the model, and so may code for training, which the trials run too.
-    with module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
+    with module_state_kept(model, weights=graph.analysis.traced.writes_weights), constants_varied(model):
         attempt = _Attempt.at(graph, _trial_plan(graph))
         with zeroed(graph, attempt.keep):  # the first run of the zeroed network also shows on which images it runs
             trials, run = trials_for(graph.analysis.traced, graph.example, attempt.inside)
@@ -69,7 +69,8 @@ def prove_branches(graph: ChannelGraph) -> None:
     """Remove all branches that can vanish, by a trial plan, and keep those without which the network computes something
     else. This is the proof of a few plans only, so that it is not a part of every `trace`."""
     model, keep = graph.model, dict.fromkeys(graph.branches, ())
-    with undisturbed(model), module_state_kept(model, weights=may_write_weights(model)), constants_varied(model):
+    weights = graph.analysis.traced.writes_weights
+    with undisturbed(model), module_state_kept(model, weights=weights), constants_varied(model):
         if keep and graph.trials and failure(graph, keep, graph.trials) is not None:
             graph.keep_branches(_culprits_of(graph, keep, graph.trials))
 

@@ -79,24 +79,30 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
             followed.
     """
     switched = False
+    names: dict[int, tuple[str, bool]] = {}  # id of a parameter or buffer -> its name, and whether it is a buffer
     for prefix, module in named_modules(model):
         switched |= module.training
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-                raise TraceError(
-                    f"{prefix}{'.' if prefix else ''}{name} is not initialised yet: the model has lazy modules, whose "
-                    "widths are unknown. Run the model once on a real batch before tracing it."
-                )
+        dotted = f"{prefix}." if prefix else ""
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items() if tensors else ():
+                if tensor is not None:
+                    names.setdefault(id(tensor), (dotted + name, tensors is module._buffers))
+                if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+                    raise TraceError(
+                        f"{dotted}{name} is not initialised yet: the model has lazy modules, whose widths are unknown. "
+                        "Run the model once on a real batch before tracing it."
+                    )
     if switched:
         model.eval()
     if training:
         for module in model.modules():
             module.training = not is_leaf(module)
     arguments = read_arguments(model, example)
-    state, shared = ModuleState(model, weights=may_write_weights(model)), SharedState(model)
+    writes_weights = may_write_weights(model)
+    state, shared = ModuleState(model, weights=writes_weights), SharedState(model)
     with nothing_compiled():
         try:
-            tracer = _run_tracer(model, arguments, example, training, state)
+            tracer = _run_tracer(model, arguments, example, training, state, names)
         finally:
             state.restore()  # torch.fx stores the constants of forward on the model
             shared.restore()  # a cache of a class must not keep what stands in for values here
@@ -126,18 +132,24 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         functional=functional,
         lent=frozenset(lent),
         computed=computed,
+        writes_weights=writes_weights,
         with_numbers=frozenset(tracer.with_numbers),
     )
 
 
 def _run_tracer(
-    model: nn.Module, arguments: Arguments, example: Example, training: bool, state: ModuleState
+    model: nn.Module,
+    arguments: Arguments,
+    example: Example,
+    training: bool,
+    state: ModuleState,
+    names: Mapping[int, tuple[str, bool]],
 ) -> ValueTracer:
     """Record the calls, with all that is computed from buffers: pruning cuts the buffers. If that fails, because the
     code writes into a buffer or gives it to a library that needs a plain tensor, try again with buffers as constants.
     """
     for follow_buffers in (True, False):
-        tracer = ValueTracer(arguments, follow_buffers)
+        tracer = ValueTracer(arguments, {key: n for key, (n, buffer) in names.items() if follow_buffers or not buffer})
         try:
             with own_widths_known(model, is_leaf), numbers_known(model, is_leaf):
                 tracer.trace(model)
@@ -304,10 +316,9 @@ _call_module = nn.Module.__call__  # before torch.fx patches it
 class ValueTracer(fx.Tracer):
     """Records layers that have a rule as single calls, and follows everything else into its forward."""
 
-    def __init__(self, arguments: Arguments, follow_buffers: bool) -> None:
+    def __init__(self, arguments: Arguments, names: Mapping[int, str]) -> None:
         super().__init__()
-        self._follow_buffers = follow_buffers
-        self._names: dict[int, str] = {}  # id of a parameter, or of a buffer that is followed -> name
+        self._names = names  # id of a parameter, or of a buffer that is followed -> name
         self._arguments = arguments
         self._autocast = autocast_state()
         self._autocasts = torch._C._is_any_autocast_enabled()
@@ -394,9 +405,6 @@ class ValueTracer(fx.Tracer):
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
         """One placeholder for each tensor of the example, wherever it is among the arguments of forward."""
-        self._names = {id(parameter): name for name, parameter in self.root.named_parameters()}
-        if self._follow_buffers:
-            self._names |= {id(buffer): name for name, buffer in self.root.named_buffers()}
         proxies = []
         for name, tensor in zip(self._arguments.names, self._arguments.tensors, strict=True):
             node = self.graph.create_node("placeholder", name, (), {})

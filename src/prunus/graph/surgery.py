@@ -114,9 +114,18 @@ def computed_tensors(modules: Iterable[nn.Module]) -> dict[int, object]:
     modules, because deepcopy refuses such tensors."""
     memo: dict[int, object] = {}
     for module in modules:
-        attributes = [value for value in module.__dict__.values() if type(value) not in PLAIN]
-        held = [v for v in attributes if isinstance(v, Tensor) or (isinstance(v, _HOLDERS) and v and _may_hold(v))]
-        for value in tree_leaves(held) if held else ():
+        found: list[Any] = []
+        for name, value in module.__dict__.items():
+            kind = type(value)
+            if kind in PLAIN or (kind in CONTAINERS and not value):
+                continue
+            if name in _PARTS:
+                found += value.values()
+            elif isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, _HOLDERS) and _may_hold(value):
+                found += tree_leaves(value)
+        for value in found:
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     return memo

@@ -44,6 +44,7 @@ class Traced:
     functional: Mapping[str, str] = field(default_factory=dict)  # call of a function on a module's weight -> module
     lent: frozenset[str] = frozenset()  # those among them on the weight of a layer that is not called
     computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # module -> what its weight is computed from
+    writes_weights: bool = True  # whether code of the model may write to weights of its layers
     with_numbers: frozenset[str] = frozenset()  # nodes that have an attribute of a module, a `Number`, as an argument
 
     def layer_of(self, node: fx.Node) -> str | None:
@@ -85,8 +86,10 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if module not in seen:
             seen.add(module)
             modules.append((name, module))
-            dotted = f"{name}." if name else ""
-            waiting += [(dotted + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+            children = module._modules
+            if children:
+                dotted = f"{name}." if name else ""
+                waiting += [(dotted + key, child) for key, child in reversed(children.items()) if child is not None]
     return modules
 
 

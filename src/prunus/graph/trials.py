@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -213,9 +215,13 @@ def _other_arguments(model: nn.Module, example: Example) -> list[Trial]:
 
 def _catches_errors(kind: Any) -> bool:
     """Whether the code of forward of a class has a `try`. Layers of PyTorch take no other path by it."""
-    if kind.__module__.startswith("torch."):
-        return False
-    return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(getattr(kind, "forward", None))))
+    forward = getattr(kind, "forward", None)
+    return not kind.__module__.startswith("torch.") and isinstance(forward, FunctionType) and _has_try(forward)
+
+
+@lru_cache(maxsize=512)
+def _has_try(function: FunctionType) -> bool:
+    return any(isinstance(node, ast.Try) for node in ast.walk(_code_of(function)))
 
 
 def _code_of(function: Any) -> ast.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import random
 import sys
@@ -23,6 +24,7 @@ PLAIN = frozenset(
 ) | {types.FunctionType, types.BuiltinFunctionType, types.ModuleType, torch.jit.ScriptFunction}
 PLAIN |= {type(threading.Lock()), type(threading.RLock())}  # deepcopy refuses these
 CONTAINERS = frozenset((dict, OrderedDict, set))
+_USUAL = frozenset((Tensor, dict, OrderedDict))  # asked for first: most values in modules
 _DEPTH = 3  # how deep objects other than modules are followed
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 
@@ -65,17 +67,20 @@ class ModuleState:
 
     def _save(self, value: Any, depth: int) -> None:
         """Save a value and what it refers to; objects other than modules are followed for `_DEPTH` steps."""
-        if type(value) in PLAIN:
+        kind = type(value)
+        if kind in PLAIN:
             return
-        if isinstance(value, nn.Module):
+        if kind not in _USUAL and isinstance(value, nn.Module):
             self._save_module(value)
             return
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
         inside: Iterable[Any] = ()
-        if isinstance(value, Tensor):
-            if type(value) not in _LAZY:
+        if kind is Tensor:
+            self._saved.append((value, value.detach().clone()))
+        elif isinstance(value, Tensor):
+            if kind not in _LAZY:
                 self._saved.append((value, value.detach().clone()))
                 if isinstance(value, nn.Parameter):
                     self._memory.append((value, value.data))
@@ -155,8 +160,10 @@ def _differs(live: Any, before: Any) -> bool:
 def has_own_code(module: nn.Module) -> bool:
     """Whether forward may do anything, such as write into parameters: it is not PyTorch's own, or the user's hooks run
     with it."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    foreign = any(not (getattr(hook, "__module__", None) or "").startswith("prunus.graph.") for hook in hooks)
+    foreign = False
+    if module._forward_hooks or module._forward_pre_hooks:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        foreign = any(not (getattr(hook, "__module__", None) or "").startswith("prunus.graph.") for hook in hooks)
     return foreign or "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules")
 
 
@@ -246,7 +253,8 @@ def _modules(model: nn.Module) -> list[nn.Module]:
         module = waiting.pop()
         if module not in modules:
             modules[module] = None
-            waiting += [child for _, child in reversed(module._modules.items()) if child is not None]
+            if module._modules:
+                waiting += [child for _, child in reversed(module._modules.items()) if child is not None]
     return list(modules)
 
 
@@ -254,6 +262,18 @@ def overrides_train(model: nn.Module) -> bool:
     """Whether a module overrides `train` or `eval`, which may then change weights."""
     kinds = {type(module) for module in _modules(model)}
     return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds)
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Inside the block, Python does not search for reference cycles: a trace makes many objects, and few of these."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
