@@ -267,10 +267,11 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
     used = {str(node.target).rpartition(".")[0] for node in traced.graph.nodes if node.op == "get_attr" and node.users}
     unseen = set()
     for name, module in named_modules(traced.model):
-        inside = called.intersection(name[:i] for i, c in enumerate(name) if c == ".")  # it is part of a called module
         has_parameters = any(parameter is not None for parameter in module._parameters.values())
-        if has_parameters and name not in called and name not in used and not inside:
-            unseen.add(name)
+        if has_parameters and name not in called and name not in used:
+            within = (name[:i] for i, c in enumerate(name) if c == ".")  # modules that it is a part of
+            if called.isdisjoint(within):
+                unseen.add(name)
     if not unseen:
         return
     training = record_calls(traced.model, example, training=True)

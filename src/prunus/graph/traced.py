@@ -125,8 +125,9 @@ def may_write_weights(model: nn.Module) -> bool:
     modules = [module for _, module in named_modules(model)]
     functions = [method for kind in {type(module) for module in modules} for method in methods_of(kind)]
     for module in modules:
-        for value in (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            functions += () if type(value) in _NOT_CALLED else _functions_in(value)
+        values = [value for value in vars(module).values() if type(value) not in _NOT_CALLED]
+        for value in (*values, *module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            functions += _functions_in(value)
     waiting = [(function.__code__, function.__globals__) for function in functions]
     codes: set[CodeType] = set()
     while waiting:

@@ -51,12 +51,17 @@ class ModuleState:
             return
         values = module.__dict__
         self._saved.append((values, dict(values)))
-        parameters = values["_parameters"]
+        parameters, children = values["_parameters"], values["_modules"]
         empty = self._empty.append
         for value in [value for value in values.values() if type(value) not in PLAIN]:
             kind = type(value)
             if kind in CONTAINERS and not value:
                 empty(value)
+            elif value is children and kind is dict:
+                self._saved.append((value, dict(value)))
+                for child in value.values():
+                    if child is not None:
+                        self._save_module(child)
             elif value is not parameters and (kind is not tuple or not PLAIN.issuperset(map(type, value))):
                 self._save(value, 0)  # not a kernel size
         if parameters:
@@ -90,7 +95,7 @@ class ModuleState:
         elif isinstance(value, list | deque | tuple):
             if not isinstance(value, tuple):
                 self._saved.append((value, list(value)))
-            inside = value
+            inside = () if PLAIN.issuperset(map(type, value)) else value
         elif isinstance(value, set):
             self._saved.append((value, set(value)))
         elif isinstance(value, np.ndarray):
