@@ -170,22 +170,20 @@ def by_torch_pruning(network: Any, example: Any, macs: int, ignored: str) -> Any
     """torch-pruning's default pruner: by magnitude, the same share of all layers; nearest to this number of MACs."""
     import torch_pruning as tp  # type: ignore[import-not-found, unused-ignore]
 
-    share, nearest = 0.0, None
-    while share < 0.6:
-        share += 0.02
-        tried = copy.deepcopy(network)
+    import prunus
+
+    low, high, tries = 0.0, 0.6, []
+    for _ in range(7):
+        share, tried = (low + high) / 2, copy.deepcopy(network)
         for parameter in tried.parameters():
             parameter.requires_grad_(True)
         kept = [tried.get_submodule(ignored)]
         importance = tp.importance.MagnitudeImportance(p=2)
         tp.pruner.MetaPruner(tried, example, importance, pruning_ratio=share, ignored_layers=kept).step()
-        left = tp.utils.count_ops_and_params(tried, example)[0]
-        if nearest is None or abs(left - macs) < abs(nearest[0] - macs):
-            nearest = left, tried
-        if left < macs:
-            break
-    assert nearest is not None
-    return nearest[1]
+        left = prunus.trace(tried, example, "coupled").macs
+        low, high = (share, high) if left > macs else (low, share)
+        tries.append((abs(left - macs), tried))
+    return min(tries, key=lambda each: each[0])[1]
 
 
 PAGE, TEXTS = 256, (13, 40)  # pixels of an image, and of the height of its letters

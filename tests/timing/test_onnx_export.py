@@ -49,6 +49,22 @@ def test_batches_to_compare_on() -> None:
         comparison_batches(example, images[:, :4], True)
 
 
+def test_a_detector_that_finds_nothing_in_noise(tmp_path: Path) -> None:
+    """A probability of 1e-8 is onnxruntime's rounding of a sigmoid; where the example has an object, it is 0.95."""
+
+    class Bright(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return (12 * nn.functional.avg_pool2d(images, 8) - 21).sigmoid()  # 2: bright, 0: dark
+
+    example = torch.zeros(1, 1, 32, 32)
+    example[..., :16] = 2.0
+    for batch in comparison_batches(example, None, True):
+        found = Bright()(batch)
+        assert found[..., :2].amax(dim=(1, 2, 3)).min() > 0.5 and found[..., 2:].max() < 1e-4
+    done = export(Bright(), example, tmp_path / "bright.onnx")
+    assert done.error < 1e-4
+
+
 RGB, DEPTH = torch.ones(1, 3, 6, 6), torch.ones(1, 1, 6, 6)
 
 

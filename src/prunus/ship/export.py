@@ -92,7 +92,7 @@ def export(
             torch.export.register_dataclass(Answer, serialized_type_name="package.module.Answer").
         fold_bn: Fold batch norms into the layers before them, see `fold_batch_norm`.
         opset: ONNX opset; torch's own choice if not given.
-        images: Images to compare on, as the network takes them; random ones if not given.
+        images: Images to compare on, as the network takes them; the example with noise if not given.
         dynamic_batch: The file takes any number of images at a time; otherwise that of the example. Those for devices
             always take that of the example.
         plan: The plan of a pruned network, which is saved with it.

@@ -116,7 +116,8 @@ def compare(model: nn.Module, exported: Callable[[Any], Any], batches: list[Any]
 
 
 def comparison_batches(example: Example, images: Tensor | None, dynamic_batch: bool) -> list[Any]:
-    """Batches to compare on: the given images, or random ones. A dynamic batch is tried with several and with one."""
+    """Batches to compare on: the given images, or the example with noise added. A dynamic batch is tried with several
+    and with one."""
     draw = torch.Generator().manual_seed(0)
 
     def random_like(value: Any, count: int | None) -> Any:
@@ -125,7 +126,8 @@ def comparison_batches(example: Example, images: Tensor | None, dynamic_batch: b
         shape = (count or len(value), *value.shape[1:])
         if not value.is_floating_point():
             return value[:1].expand(shape).contiguous()
-        return torch.randn(shape, generator=draw).to(value)
+        # A detector finds nothing in noise alone, and probabilities near 0 are nothing but the rounding of a sigmoid.
+        return value[:1] + torch.randn(shape, generator=draw).to(value)
 
     if images is None:
         return [tree_map(lambda v, n=n: random_like(v, n), example) for n in ((3, 1) if dynamic_batch else (None,))]
@@ -162,7 +164,7 @@ def export_onnx(
 
     Args:
         opset: ONNX opset; torch's own choice if not given.
-        images: Images to compare on; random ones if not given.
+        images: Images to compare on; the example with noise if not given.
         dynamic_batch: The file takes any number of images at a time; otherwise that of the example.
 
     Returns:
