@@ -52,7 +52,7 @@ def test_evaluate_prune_and_the_report(folder: Path, monkeypatch: pytest.MonkeyP
     page = (folder / "run" / "report.html").read_text()
     assert "AP50-95 of each class" in page and "Boxes before and after" in page
     with Image.open(folder / "run" / "boxes.png") as picture:
-        assert picture.size == (6 * 286 - 6, 3 * 286 - 6)
+        assert picture.size == (4 * 286 - 6, 3 * 286 - 6)
         top = np.asarray(picture.convert("RGB"))[:280, :280]
     # The line of the first true box of the first image, in the colour of its class.
     with Image.open(folder / "scenes" / "images" / "val" / "000.png") as image:
@@ -71,3 +71,17 @@ def test_another_size_than_the_network_takes(folder: Path, monkeypatch: pytest.M
     assert wrong.exit_code != 0 and "does not run on an image of 3 x 30 x 30" in wrong.output.replace("\n", " ")
     wrong = prunus("evaluate", *network, "--data", "folder:scenes")
     assert wrong.exit_code != 0 and "take the task detection" in wrong.output.replace("\n", " ")
+
+
+def test_weights_for_other_classes_and_images_without_labels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    scenes.write_yolo(folder / "more", {"train": 24, "val": 4})
+    listing = folder / "more" / "data.yaml"
+    listing.write_text(listing.read_text().replace("bar]", "bar, disc]"))
+    words = ["evaluate", f"{MODULE}:detector", "--weights", "w.safetensors", "--task", "detection", "--data"]
+    wrong = prunus(*words, "folder:more")
+    assert wrong.exit_code == 1 and "w.safetensors is for 2 classes, and the data have 3" in wrong.output
+    for file in (folder / "more" / "labels" / "train").iterdir():
+        file.unlink()
+    wrong = prunus(*words, "folder:more")
+    assert wrong.exit_code == 1 and "give a folder of images alone" in " ".join(wrong.output.split())

@@ -255,13 +255,19 @@ def _with_classes(named: NamedModel, arguments: dict[str, Any]) -> dict[str, Any
 def _built(named: NamedModel, arguments: Mapping[str, Any], seed: int = 0) -> nn.Module:
     from prunus.util.state import generators_kept
     from prunus.zoo.models import create
-    from prunus.zoo.weights import load_weights
+    from prunus.zoo.weights import classes_of, load_weights
 
     plain = {name: value for name, value in arguments.items() if name != "classes"}
     with generators_kept(seed):
         model = create(named.name, pretrained=named.pretrained, **plain)
     if named.weights is not None:
-        load_weights(model, named.weights)
+        try:
+            load_weights(model, named.weights)
+        except ModelError as error:
+            classes = arguments.get("num_classes")
+            if classes is None or (found := classes_of(model, named.weights, classes)) == classes:
+                raise
+            raise ModelError(f"{named.weights} is for {found} classes, and the data have {classes}") from error
     if "classes" in arguments:  # of a file, which has all of them
         import torch
 

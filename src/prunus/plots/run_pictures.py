@@ -166,7 +166,7 @@ def _strip(cells: Sequence[Bytes]) -> str:
 
 # -- boxes: a few images with the true boxes, and with those of two networks, one row below the other
 
-BOX_IMAGES = 6
+BOX_IMAGES = 4
 BOX_CELL, BOX_GAP, BOX_LINE = 280, 6, 2  # pixels of an image, between images, of the line of a box
 # Colours that people with any colour vision can tell apart (Okabe and Ito 2008); classes share them in turn.
 BOX_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")

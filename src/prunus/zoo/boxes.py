@@ -191,7 +191,8 @@ def _labelled(files: Sequence[Path], names: Sequence[str] | None) -> FileImages:
     if not any(len(each) for each in rows):
         raise DataError(
             f"{folder}: none of the {len(files)} images has a box; expected text files of the same names in "
-            f"{texts[0].parent}, with `class x y width height` in each line"
+            f"{texts[0].parent}, with `class x y width height` in each line. To measure a network without labels, give "
+            "a folder of images alone"
         )
     if without := len(files) - sum(there):
         logger.warning(
@@ -214,7 +215,8 @@ def _yolo_rows(path: Path, names: Sequence[str] | None) -> Floats:
         if not (len(values) == 4 or polygon) or not np.isfinite(values).all():
             raise DataError(f"{where}: expected `class x y width height`, or a polygon; got {line.strip()!r}")
         if label != int(label) or label < 0 or (names is not None and label >= len(names)):
-            known = f"the classes are 0 to {len(names) - 1} ({', '.join(names[:3])}, ...)" if names else "0, 1, ..."
+            listed = ", ".join([*names[:3], "..."] if len(names) > 3 else names) if names else ""
+            known = f"the classes are 0 to {len(names) - 1} ({listed})" if names else "classes are 0, 1, ..."
             raise DataError(f"{where}: {label:g} is not a class; {known}")
         if polygon:
             corners = np.array(values).reshape(-1, 2)
