@@ -302,7 +302,7 @@ def measure_text(folder: Path, out: Path, mimicked: list[str], steps: int) -> No
 
     def prune_for(goal: str, how: dict[str, Any]) -> None:
         run = folder / "runs" / goal.replace(" ", "-").replace("%", "")
-        sizes = {"num_images": 48, "num_repair_images": 64}
+        sizes = {"num_images": 48, "num_repair_images": 160}
         common = {"task": boxes, "streams": "coupled", "timing": False, "folder": run, **sizes}
         result = prunus.compress(model, train, holdout, **common, **how)
         graph = prunus.trace(model, example, "coupled")
