@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from prunus.errors import ScoreError
+from prunus.graph.units import Unit
 from prunus.scoring.collect import class_moments
-from prunus.scoring.evidence import Channels, Filters, Gradients, Maps, UnitWidth
+from prunus.scoring.evidence import Channels, Filters, Gradients, Maps
 from prunus.scoring.metrics import METRICS
 from tests.scoring import naive
 
@@ -158,15 +159,19 @@ def test_gradient_metrics_by_hand() -> None:
     assert METRICS["fisher"].score(gradients).tolist() == [1.0, 0.25]  # 8 / (2 x 4), 2 / (2 x 4)
 
 
+def unit_of(name: str) -> Unit:
+    return Unit(name, 5, 1, "private", (), (), np.zeros(5, dtype=np.int64))
+
+
 def test_random_depends_on_seed_and_unit_only() -> None:
     score = METRICS["random"].score
     torch.manual_seed(1)
-    first = score(UnitWidth("a", 5))
+    first = score(unit_of("a"))
     state = torch.get_rng_state()
-    assert torch.equal(score(UnitWidth("a", 5)), first)
+    assert torch.equal(score(unit_of("a")), first)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(score(UnitWidth("b", 5)), first)
-    assert not torch.equal(score(UnitWidth("a", 5), seed=1), first)
+    assert not torch.equal(score(unit_of("b")), first)
+    assert not torch.equal(score(unit_of("a"), seed=1), first)
     assert ((first >= 0) & (first < 1)).all()
 
 

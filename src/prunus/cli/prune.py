@@ -398,7 +398,7 @@ def print_paper(
         some = images.example()
         if not isinstance(images, UserData):
             some, *_ = images.loader("train", 64, limit=64).images_at(range(min(64, train)))
-        speed = measure_speed(graph.model, to_device(some, home), quiet=True)
+        speed = measure_speed(graph.model, to_device(some, home))
         lines.append(paper_cost(graph, request.settings, speed, train, held_out))
     else:
         unknown = "your loaders do not tell how many images they have" if own else "nothing is held out"

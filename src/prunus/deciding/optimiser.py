@@ -16,9 +16,7 @@ from prunus.deciding.widths import Cutter, Kept, error_of
 
 MOST_LABELS = 8_000  # of a chain per unit; beyond this the least promising are dropped, and it may not be exact
 CHAIN_BISECTIONS, MOVE_BISECTIONS = 40, 24  # of the price
-MOST_HUBS = 8
-HUB_CHOICES = 12  # of a hub that are tried in one turn, evenly spread and around its pick
-HUB_TURNS = 2
+MOST_HUBS, HUB_CHOICES = 4, 8  # units with the most neighbours, and their choices, that the others are settled for
 SWEEPS = 20  # of moves at most, at one price
 MOST_MOVES = 400  # of single units and pairs at the end
 MOST_PAIRED = 1500  # single moves that are tried in pairs
@@ -144,17 +142,15 @@ def _kept(cutter: Cutter, problem: Problem, picks: Ints) -> Kept:
 def solve(problem: Problem, room: float) -> Ints | None:
     """Picks of the smallest error within a cost of `room`; None if there are none."""
     order = chain_order(problem)
-    if order is not None:
-        return _solve_chain(problem, order, room)
-    picks = _solve_by_moves(problem, room)
-    return None if picks is None else _search_hubs(problem, picks, room)
+    return _solve_by_moves(problem, room) if order is None else _solve_chain(problem, order, room)
 
 
 def cheapest(problem: Problem) -> Ints:
     """Picks of the least cost, whatever their error."""
     order = chain_order(problem)
     if order is None:
-        return _settle(problem, np.array([len(unit.counts) - 1 for unit in problem.units]), CHEAPEST)
+        last = np.array([len(unit.counts) - 1 for unit in problem.units])
+        return _settle(problem, last, CHEAPEST, range(len(last)))
     picks = problem.nothing
     picks[order] = _best(problem.ordered(order), CHEAPEST)
     return picks
@@ -207,21 +203,17 @@ def _best(chain: Problem, weights: Weights) -> Ints:
     return np.array(picks, dtype=np.int64)
 
 
-def _solve_chain(problem: Problem, order: list[int], room: float, below: float = np.inf) -> Ints | None:
-    """The picks of the smallest error within a cost of `room`; None if there are none with an error below `below`.
+def _solve_chain(problem: Problem, order: list[int], room: float) -> Ints | None:
+    """The picks of the smallest error within a cost of `room`; None if there are none.
 
-    A bisection over the price of cost gives a feasible solution and a lower bound of all (Lagrange). Then partial
-    solutions are extended unit by unit.
+    A bisection over the price of cost gives a feasible solution (Lagrange). Then partial solutions are extended unit by
+    unit.
     """
     chain = problem.ordered(order)
     room += 1e-12 * abs(problem.start) - problem.start  # a little more, for the rounding of sums
     if chain.cost(_best(chain, CHEAPEST)) > room:
         return None
     price, picks = _price(chain, room)
-    first = chain.units[0].errors + price * chain.alone[0] + _ahead(chain, (1.0, price))[0]
-    bound = float(first.min()) - price * room
-    if bound >= below:  # no picks within the room have a smaller error than the bound
-        return None
     better = _extend(chain, price, room, chain.error(picks))
     solution = problem.nothing
     solution[order] = picks if better is None else better
@@ -301,51 +293,6 @@ def _front(choices: Ints, cost: Floats, error: Floats, bound: Floats) -> Ints:
     return front
 
 
-# --------------------------------------------------------------------------------------------------------------- hubs
-# Units that many others depend on, such as a stream whose readers and writers shrink together.
-
-
-def _search_hubs(problem: Problem, picks: Ints, room: float) -> Ints:
-    """Better picks, if few units (hubs) with other choices allow them, and the others form chains without them."""
-    hubs = _hubs(problem)
-    others = [unit for unit in range(len(problem.units)) if unit not in hubs]
-    for _ in range(HUB_TURNS):
-        before = problem.error(picks)
-        for hub in hubs:
-            # All choices, or an even spread and those around the present one.
-            count, now = len(problem.units[hub].counts), int(picks[hub])
-            spread = np.linspace(0, count - 1, min(count, HUB_CHOICES)).round().astype(int).tolist()
-            for choice in sorted({*spread, *range(max(0, now - 2), min(count, now + 3))}):
-                fixed = {unit: int(picks[unit]) for unit in hubs} | {hub: choice}
-                known, mine = problem.error(picks), sum(float(problem.units[u].errors[n]) for u, n in fixed.items())
-                if mine >= known:
-                    continue
-                rest = problem.fixed(fixed)
-                found = _solve_chain(rest, chain_order(rest) or [], room, known - mine)
-                if found is not None and mine + rest.error(found) < known:
-                    picks = problem.nothing
-                    picks[others], picks[list(fixed)] = found, list(fixed.values())
-        if problem.error(picks) >= before:
-            break
-    return picks
-
-
-def _hubs(problem: Problem) -> list[int]:
-    """Few units without which the others form chains, those with the most neighbours first; empty if there are none."""
-    hubs: dict[int, int] = {}
-    if problem.wide:
-        return []
-    while len(hubs) < min(MOST_HUBS, len(problem.units) - 1):
-        around = [
-            -1 if unit in hubs else len([other for other in others if other not in hubs])
-            for unit, others in enumerate(problem.neighbours)
-        ]
-        hubs[int(np.argmax(around))] = 0
-        if chain_order(problem.fixed(hubs)) is not None:
-            return list(hubs)
-    return []
-
-
 # -------------------------------------------------------------------------------------------------------------- moves
 # A good solution where units are coupled in any way: Lagrange with moves of single units and pairs of units.
 
@@ -354,40 +301,51 @@ def _solve_by_moves(problem: Problem, room: float) -> Ints | None:
     """Picks of a small error within a cost of `room`; None if even the cheapest picks found exceed it.
 
     At a price p of cost, units take turns to minimise error + p x cost while the others stay. A bisection finds the
-    lowest price that meets the room. From the best picks that it met, single units and pairs of units move on as long
-    as the error falls within the room.
+    lowest price that meets the room. There are several places to settle in, so it begins with no cut, with the cheapest
+    picks, and with the best so far. A hub, which many units depend on (a stream whose readers and writers shrink
+    together), does not move alone: it is held at several of its choices, and the others settle. From the best picks of
+    all, single units and pairs of units move on as long as the error falls within the room.
     """
     best = floors = cheapest(problem)
     if problem.cost(floors) > room:
         return None
+    every = list(range(len(problem.units)))
+    price = max(TINY, problem.error(floors)) / max(TINY, problem.start - problem.cost(floors))
 
-    def fits(price: float, start: Ints) -> bool:
-        nonlocal best
-        picks = _settle(problem, start, (1.0, price))
-        if problem.cost(picks) > room:
-            return False
-        best = min(best, picks, key=problem.error)
-        return True
+    def search(start: Ints, units: Sequence[int]) -> None:
+        def fits(at: float) -> bool:
+            nonlocal best
+            picks = _settle(problem, start, (1.0, at), units)
+            if problem.cost(picks) > room:
+                return False
+            best = min(best, picks, key=problem.error)
+            return True
 
-    low, high = 0.0, max(TINY, problem.error(floors)) / max(TINY, problem.start - problem.cost(floors))
-    for _ in range(60):
-        if fits(high, problem.nothing):
-            break
-        low, high = high, 2 * high
-    for _ in range(MOVE_BISECTIONS):
-        middle = (low + high) / 2
-        met = fits(middle, problem.nothing)
-        met = fits(middle, best) or met  # there may be several places to settle in
-        low, high = (low, middle) if met else (middle, high)
+        low, high = 0.0, next((price * 2**n for n in range(60) if fits(price * 2**n)), 0.0)
+        for _ in range(MOVE_BISECTIONS if high else 0):
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+
+    search(problem.nothing, every)
+    search(floors, every)
+    search(best, every)
+    hubs = sorted(every, key=lambda unit: -len(problem.neighbours[unit]))[:MOST_HUBS]
+    for hub in (unit for unit in hubs if len(problem.neighbours[unit]) > 2):
+        errors = problem.units[hub].errors
+        for choice in np.unique(np.linspace(0, len(errors) - 1, HUB_CHOICES).round().astype(int)).tolist():
+            if errors[choice] < problem.error(best):
+                start = best.copy()
+                start[hub] = choice
+                search(start, [unit for unit in every if unit != hub])
     return _improve(problem, best, room)
 
 
-def _settle(problem: Problem, start: Ints, weights: Weights) -> Ints:
-    """Units take turns to lower the weighted error and cost while the others stay, until none can."""
+def _settle(problem: Problem, start: Ints, weights: Weights, units: Sequence[int]) -> Ints:
+    """These units take turns to lower the weighted error and cost while the others stay, until none can."""
     picks = start.copy()
     for _ in range(SWEEPS):
         before = picks.copy()
-        for unit in range(len(problem.units)):
+        for unit in units:
             value = weights[0] * problem.units[unit].errors + weights[1] * problem.along(unit, picks)
             picks[unit] = int(value.argmin())
         if (picks == before).all():

@@ -96,23 +96,6 @@ class Problem:
                 wide.append(term)
         return cls(units, start, alone, pairs, wide)
 
-    def fixed(self, picks: Mapping[int, int]) -> Problem:
-        """The problem of the other units if some units stay at their picks. Only without wide layers."""
-        others = [number for number in range(len(self.units)) if number not in picks]
-        place = {number: i for i, number in enumerate(others)}
-        alone = [self.alone[number] for number in others]
-        pairs, start = {}, self.start + sum(float(self.alone[unit][pick]) for unit, pick in picks.items())
-        for (first, second), table in self.pairs.items():
-            if first in picks and second in picks:
-                start += float(table[picks[first], picks[second]])
-            elif first in picks:
-                alone[place[second]] = alone[place[second]] + table[picks[first]]
-            elif second in picks:
-                alone[place[first]] = alone[place[first]] + table[:, picks[second]]
-            else:
-                pairs[place[first], place[second]] = table
-        return Problem([self.units[number] for number in others], start, alone, pairs, [])
-
     def ordered(self, order: Sequence[int]) -> Problem:
         """A chain of units in this order. Costs are those added to the start."""
         links = {

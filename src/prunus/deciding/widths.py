@@ -64,7 +64,7 @@ def scored(graph: ChannelGraph, scores: Scores, names: Sequence[str]) -> list[st
 def check_patterns(
     graph: ChannelGraph, exclude: Sequence[str] = (), only: Sequence[str] = (), original: Iterable[str] = ()
 ) -> None:
-    """DecideError if a pattern matches nothing, with the nearest names; a warning if it excludes what is not pruned anyway.
+    """DecideError if a pattern matches nothing, with the nearest names; a warning if it excludes what is not pruned.
 
     original: units of the original network, if `graph` is that of a network that has been pruned before.
     """

@@ -32,8 +32,8 @@ from prunus.graph.surgery import depthwise_filters
 from prunus.graph.traced import MIXING, Traced, is_depthwise
 from prunus.graph.units import Indices, Mask
 from prunus.repairing.value_store import Stops, ValueStore, bytes_of, checkpoints, free_disk
-from prunus.scoring.passes import CHUNK, Images, chunks, count_of
-from prunus.util.batches import device_of
+from prunus.scoring.passes import CHUNK, Images, chunks
+from prunus.util.batches import count_images, device_of
 from prunus.util.options import parse_memory
 from prunus.util.processes import total_memory, used_memory
 from prunus.util.state import evaluating, generators_kept
@@ -171,11 +171,11 @@ class Lockstep:
         self._images = ValueStore(self._memory if given else int(IMAGES_SHARE * self._memory))
         self.num_images, ranges = 0, []
         for part in itertools.chain([first], parts):
-            for start in range(0, count_of(part), at_once):
+            for start in range(0, count_images(part), at_once):
                 few = tree_map(lambda t, i=start: t[i : i + at_once], part)
                 self._images.add(few if given else tree_map(torch.clone, few))
-                ranges.append(range(self.num_images, self.num_images + count_of(few)))
-                self.num_images += count_of(few)
+                ranges.append(range(self.num_images, self.num_images + count_images(few)))
+                self.num_images += count_images(few)
         # Images may be sorted by class, so a stop that needs only some of the chunks takes them from everywhere.
         self._turns = sorted(range(len(ranges)), key=lambda number: number * GOLDEN % 1)  # chunks in order of use
         self._ranges = [ranges[number] for number in self._turns]  # the images of each turn
@@ -284,8 +284,8 @@ class Lockstep:
                     self._runners[side].run(values[side], self._order[at[side] : ends[side]], self._free)
                 spent += time.thread_time() - begun
                 at = ends
-                seconds.append(spent / count_of(self._some))
-                sizes.append(self._size(values) / count_of(self._some))
+                seconds.append(spent / count_images(self._some))
+                sizes.append(self._size(values) / count_images(self._some))
         return Stops(seconds, sizes, images)
 
     def _size(self, values: Any) -> int:

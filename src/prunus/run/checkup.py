@@ -28,7 +28,7 @@ from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import Evaluation, evaluate, tensors_of, too_good, unpack_for
 from prunus.tasks.quality import ACCURACY, QualityText
 from prunus.timing.engines import default_engine
-from prunus.timing.latency import timed
+from prunus.timing.latency import repeated, timed
 from prunus.timing.layer_timing import latency_table
 from prunus.util.batches import Batches, call, count_images, device_of, move, order_channels_last, to_device
 from prunus.util.progress import PhaseProgress, phases, shown
@@ -243,7 +243,7 @@ def shapes_of(example: Any) -> str:
 
 
 def some(data: CheckedData, part: str, count: int, task: Task) -> Batches:
-    """About `count` images: a sample of a data set by name, or the first batches of others, which would all have to be read."""
+    """About `count` images: a sample of a data set by name; of others, which are read in order, the first batches."""
     if isinstance(data, ImageData):
         return data.loader(cast("Part", part), min(count, BATCH) if part == "holdout" else count, limit=count)
     batches, read = [], 0
@@ -372,30 +372,21 @@ def estimate(speed: Speed, images: Mapping[str, int], pixels: int) -> RunEstimat
     )
 
 
-def measure_speed(model: nn.Module, images: Any, *, quiet: bool = False) -> Speed:
-    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch.
-
-    quiet: as on a machine on which nothing else runs.
-    """
+def measure_speed(model: nn.Module, images: Any) -> Speed:
+    """Time a forward pass and a training step on copies of the model. `images` are repeated to fill a batch."""
     device = device_of(model)
-
-    def rows(count: int) -> Any:
-        """The first images, repeated if there are fewer; of several inputs, of each."""
-        return tree_map(
-            lambda x: x.repeat(-(-count // len(x)), *[1] * (x.ndim - 1))[:count] if isinstance(x, Tensor) else x, images
-        )
 
     def forward(batch: Any) -> None:
         with evaluating(model), torch.no_grad():
             call(model, batch)
 
-    few = rows(2)
-    per_image = _seconds(lambda: forward(few), device, quiet) / 2
+    few = repeated(images, 2)
+    per_image = _seconds(lambda: forward(few), device) / 2
     # A training step is 3 to 4 forward passes.
     size = int(min(BATCH, max(2, SECONDS_RUN_ESTIMATE / TURNS / (4 * per_image))))
-    batch = rows(size)
-    seconds = _seconds(lambda: forward(batch), device, quiet) / size
-    train = _seconds(_training_step(model, batch), device, quiet) / size
+    batch = repeated(images, size)
+    seconds = _seconds(lambda: forward(batch), device) / size
+    train = _seconds(_training_step(model, batch), device) / size
     return Speed(seconds, train, size)
 
 
@@ -414,19 +405,13 @@ def _training_step(model: nn.Module, batch: Any) -> Callable[[], None]:
     return step
 
 
-def _seconds(work: Callable[[], None], device: torch.device, quiet: bool) -> float:
-    """Seconds of one call; the first call is not counted.
-
-    quiet: processor time of the fastest call, divided by the threads, which other programs hardly change; of a GPU,
-    its own time. Otherwise the median of the time on the clock.
-    """
-    in_processor_time = quiet and device.type == "cpu"
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds of the fastest call but the first: processor time divided by the threads, which other programs hardly
+    change; of a GPU, its own time."""
     seconds: list[float] = []
     started = time.perf_counter()
     with generators_kept():
         work()
         while not seconds or (len(seconds) < TURNS and time.perf_counter() - started < SECONDS_RUN_ESTIMATE):
-            seconds.append(timed(work, device, in_processor_time))
-    if not quiet:
-        return sorted(seconds)[len(seconds) // 2]
-    return min(seconds) / (torch.get_num_threads() if in_processor_time else 1)
+            seconds.append(timed(work, device, cpu_time=True))
+    return min(seconds) / (torch.get_num_threads() if device.type == "cpu" else 1)

@@ -64,14 +64,6 @@ class Gradients:
 
 
 @dataclass(frozen=True, eq=False)
-class UnitWidth:
-    """The name and width of a unit, and nothing else."""
-
-    unit: str
-    width: int
-
-
-@dataclass(frozen=True, eq=False)
 class ReaderGroup:
     """One group of a layer that reads a unit's channels; layers that are not grouped convolutions have one group."""
 

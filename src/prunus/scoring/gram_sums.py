@@ -31,18 +31,10 @@ class Sums(NamedTuple):
 class GramSums:
     """Number of rows, sums and products. Memory does not grow with the number of rows."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._sums: Sums | None = None
+    def __init__(self, rows: int = 0, sums: Sums | None = None) -> None:
+        self.rows, self._sums = rows, sums
         self._waiting: list[Tensor] = []  # [groups, AT_ONCE, n], [groups, AT_ONCE, o]
         self._filled = 0  # rows that wait
-
-    @classmethod
-    def of(cls, rows: int, sums: Sums) -> GramSums:
-        """Sums that are known."""
-        made = cls()
-        made.rows, made._sums = rows, sums
-        return made
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add rows. The axes of x after the second one are flattened."""
@@ -89,7 +81,7 @@ class GramSums:
 
     def __add__(self, other: GramSums) -> GramSums:
         pairs = zip(self.sums, other.sums, strict=True)
-        return GramSums.of(self.rows + other.rows, Sums(*(mine + its for mine, its in pairs)))
+        return GramSums(self.rows + other.rows, Sums(*(mine + its for mine, its in pairs)))
 
     def narrowed(self, columns: Tensor, weight: Tensor, bias: Tensor) -> GramSums:
         """The sums of x at `columns` [groups, m] and of y = weight x + bias. Any y added before is ignored."""
@@ -104,7 +96,7 @@ class GramSums:
             xy=half @ weight.mT + x.unsqueeze(2) * bias.unsqueeze(1),
             yy=((weight @ sums.xx) * weight).sum(2) + 2 * bias * product + self.rows * bias * bias,
         )
-        return GramSums.of(self.rows, narrow)
+        return GramSums(self.rows, narrow)
 
     def covariance(self, group: int) -> Tensor:
         """Covariance of x in one group: [n, n]."""
@@ -137,7 +129,7 @@ class KeptRows:
 
     @property
     def x(self) -> Tensor:
-        """All inputs in float64: [groups, rows, n]."""
+        """In float64: [groups, rows, n]."""
         return cat([x for x, _ in self._parts]).transpose(0, 1).double()
 
     @property

@@ -22,12 +22,11 @@ from torch.utils._pytree import tree_map
 
 from prunus.graph.channel_graph import ChannelGraph
 from prunus.graph.runner import GraphRunner, SuffixRunner
-from prunus.scoring.passes import count_of
 from prunus.scoring.rows import weight_of_rows
 from prunus.scoring.taps import hooked
 from prunus.tasks.evaluate import tensors_of
 from prunus.tasks.partial_forward import trace_agrees
-from prunus.util.batches import call
+from prunus.util.batches import call, count_images
 from prunus.util.state import evaluating, generators_kept
 
 BATCH = 8  # images of a backward pass: all activations are in memory
@@ -81,7 +80,7 @@ class ProbeImages:
 
     def __init__(self, graph: ChannelGraph, images: Any) -> None:
         self._graph = graph
-        starts = range(0, count_of(images), BATCH)
+        starts = range(0, count_images(images), BATCH)
         self._batches = [tree_map(lambda t, i=i: t[i : i + BATCH], images) for i in starts]
 
     def change(self, layers: Mapping[str, NewLayer]) -> float:

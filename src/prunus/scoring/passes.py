@@ -300,25 +300,20 @@ def chunks(graph: ChannelGraph, images: Images) -> Iterator[Any]:
                 "Resize the images, or trace the network with an example of this size."
             )
         some = move(some, home)
+        counts = {len(t) for t in tree_leaves(some) if isinstance(t, Tensor) and t.dim()}
+        if len(counts) != 1:
+            raise DataError(f"all inputs of a batch must have the same number of images, got {sorted(counts)}")
         left = some if left is None else tree_map(lambda a, b: torch.cat([a, b]), left, some)
-        while count_of(left) >= CHUNK:
+        while count_images(left) >= CHUNK:
             yield tree_map(lambda t: t[:CHUNK], left)
             left = tree_map(lambda t: t[CHUNK:], left)
             done += 1
     if left is None:
         raise DataError("there are no images: the loader gave no batch; check the part, split and limit")
-    if count_of(left) and not (done and graph.analysis.traced.guards):
+    if count_images(left) and not (done and graph.analysis.traced.guards):
         yield left
     elif not done:
         raise DataError("there are no images: every batch is empty")
-
-
-def count_of(images: Any) -> int:
-    """Number of images in a tensor, or in a tuple or dict of tensors that belong together."""
-    counts = {len(t) for t in tree_flatten(images)[0] if isinstance(t, Tensor) and t.dim()}
-    if len(counts) != 1:
-        raise DataError(f"all inputs of a batch must have the same number of images, got {sorted(counts)}")
-    return int(counts.pop())
 
 
 def _shapes(inputs: Any) -> str:

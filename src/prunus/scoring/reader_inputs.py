@@ -21,10 +21,10 @@ from prunus.graph.units import Reader
 from prunus.scoring.evidence import Contributions, ReaderGroup, ReaderInputs
 from prunus.scoring.gram_sums import RegressionSums, SplitRows, held_apart
 from prunus.scoring.output_weights import NewLayer, ProbeImages, images_are_independent
-from prunus.scoring.passes import Images, chunks, count_of
+from prunus.scoring.passes import Images, chunks
 from prunus.scoring.rows import PLAIN, acts_plainly, grid_of, inputs_at, rows_of_weight, spots_of
 from prunus.scoring.taps import hooked
-from prunus.util.batches import call, device_of
+from prunus.util.batches import call, count_images, device_of
 from prunus.util.progress import Progress, warn_once
 from prunus.util.state import evaluating, generators_kept
 
@@ -161,21 +161,21 @@ def collect_reader_inputs(
     with evaluating(model), generators_kept(), hooked(model, places, look, after=True):
         for chunk in chunks(graph, images):
             # On a CPU so many images at a time run that their activations stay in its caches.
-            count, numbers = count_of(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
+            count, numbers = count_images(chunk), sum(t.numel() for t in tree_leaves(chunk) if isinstance(t, Tensor))
             fits = device_of(model).type != "cpu" or bool(traced.guards)
             at_once = count if fits else max(1, min(count, PIXELS * count // max(numbers, 1)))
             for start in range(0, count, at_once):
                 few = tree_map(lambda t, i=start, n=at_once: t[i : i + n], chunk)
                 call(model, tree_map(lambda t: t.clone(), few))  # the network may write into its input
-                order, fitted = held_apart(range(num_images, num_images + count_of(few)))
+                order, fitted = held_apart(range(num_images, num_images + count_images(few)))
                 others = tree_map(lambda t, some=order[fitted:]: t[some.to(t.device)], few)
                 if first is None:
                     first, held = few, others
-                elif count_of(held) < PROBE_IMAGES:
+                elif count_images(held) < PROBE_IMAGES:
                     held = tree_map(lambda a, b: torch.cat([a, b])[:PROBE_IMAGES], held, others)
-                num_images += count_of(few)
+                num_images += count_images(few)
                 progress(num_images, None)
-    probed = held if count_of(held) else first
+    probed = held if count_images(held) else first
     probe: ProbeImages | None = None
     if not traced.guards or images_are_independent(model, probed):
         probe = ProbeImages(graph, probed)

@@ -17,7 +17,7 @@ from prunus.graph.traced import check_graph
 from prunus.graph.units import Indices
 from prunus.scoring.choice import ALL, ChosenMetric, UserMetric, choose_metrics, without_classes
 from prunus.scoring.collect import Statistics, collect
-from prunus.scoring.evidence import Channels, Filters, UnitWidth, filters, reader_norms, scales
+from prunus.scoring.evidence import Channels, Filters, filters, reader_norms, scales
 from prunus.scoring.gradients import collect_discrimination, collect_gradients, collect_importance
 from prunus.scoring.maps import collect_maps
 from prunus.scoring.metrics import DEFAULT_METRIC, METRICS, UNMERGED, ScoreSettings, Where, check_fits
@@ -173,7 +173,7 @@ def _gather(
         verb = "needs" if len(metrics) == 1 else "need"
         raise ScoreError(f"{names} {verb} all images in one process; score without torchrun")
     if need == "nothing":
-        return _Evidence((name, None, UnitWidth(name, unit.width)) for name, unit in graph.units.items())
+        return _Evidence((name, None, unit) for name, unit in graph.units.items())
     if need == "filters":
         return _Evidence(
             (name, None, Filters(name, filters(graph, unit), scales(graph, unit))) for name, unit in graph.units.items()

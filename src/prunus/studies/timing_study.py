@@ -20,7 +20,7 @@ from prunus.graph.units import Indices
 from prunus.plots.style import PAGE, figure, legend, line, save, styled
 from prunus.scoring.choice import choose_metrics
 from prunus.scoring.collect import class_moments
-from prunus.scoring.evidence import Channels, Filters, Maps, UnitWidth, filters, reader_norms, scales
+from prunus.scoring.evidence import Channels, Filters, Maps, filters, reader_norms, scales
 from prunus.scoring.maps import collect_maps
 from prunus.scoring.metrics import GIB, metric_of
 from prunus.scoring.passes import Sample
@@ -97,7 +97,7 @@ def layer_work(
     if needs == "filters":
         yield lambda: score(Filters(unit, filters(graph, scored), scales(graph, scored)))
     elif needs == "nothing":
-        yield lambda: score(UnitWidth(unit, scored.width))
+        yield lambda: score(scored)
     elif needs == "maps":
         yield from (partial(score, maps) for _, maps in parts)
     else:

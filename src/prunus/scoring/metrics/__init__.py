@@ -21,26 +21,16 @@ from prunus.util.registry import Entry, Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The evidence that a metric's function takes, see `prunus.scoring.evidence`:
-# moments:        Channels, at each tap; a unit's score is the maximum over its taps
-# maps:           Maps of a sample of images, at each tap; the maximum over taps as well
-# filters:        Filters of the whole unit
-# gradients:      Gradients of the whole unit, from a pass with backward
-# reader_inputs:  ReaderInputs of the whole unit, from a pass that needs no labels
-# contributions:  Contributions of the whole unit, from the same kind of pass
-# importance:     a tensor [n], the importance that is propagated back from the features that the classifier reads
-# discrimination: a tensor [n, everything], gradients of losses at inner layers for the readers' weights
-# nothing:        UnitWidth, the unit's name and width
-Need = Literal[
-    "moments",
-    "maps",
-    "filters",
-    "gradients",
-    "reader_inputs",
-    "contributions",
-    "importance",
-    "discrimination",
-    "nothing",
+Need = Literal[  # the evidence that a metric's function takes, see `prunus.scoring.evidence`
+    "moments",  # Channels, at each tap; a unit's score is the maximum over its taps
+    "maps",  # Maps of a sample of images, at each tap; the maximum over taps as well
+    "filters",  # Filters of the whole unit
+    "gradients",  # Gradients of the whole unit, from a pass with backward
+    "reader_inputs",  # ReaderInputs of the whole unit, from a pass that needs no labels
+    "contributions",  # Contributions of the whole unit, from the same kind of pass
+    "importance",  # a tensor [n], the importance that is propagated back from the features that the classifier reads
+    "discrimination",  # a tensor [n, everything], gradients of losses at inner layers for the readers' weights
+    "nothing",  # the Unit
 ]
 # Evidence that several processes cannot merge.
 UNMERGED = ("maps", "reader_inputs", "contributions", "importance", "discrimination")

@@ -7,7 +7,8 @@ import hashlib
 import torch
 from torch import Tensor
 
-from prunus.scoring.evidence import Filters, Gradients, UnitWidth
+from prunus.graph.units import Unit
+from prunus.scoring.evidence import Filters, Gradients
 from prunus.scoring.metrics import metric
 
 
@@ -47,9 +48,9 @@ def bn_scale(filters: Filters) -> Tensor:
 
 
 @metric("Random scores, a baseline", needs="nothing")
-def random(unit: UnitWidth, seed: int = 0) -> Tensor:
+def random(unit: Unit, seed: int = 0) -> Tensor:
     """Uniform numbers in [0, 1) that depend on the seed and the unit's name only."""
-    digest = hashlib.sha256(f"{seed}/{unit.unit}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{unit.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.rand(unit.width, dtype=torch.float64, generator=generator)
 
