@@ -84,13 +84,9 @@ def test_it_goes_on_from_every_step(finished: dict[str, bytes], tmp_path: Path, 
     assert len(result.rounds) == 2
 
 
-def test_a_result_that_cannot_be_loaded_is_told(finished: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_result_that_is_gone_is_written_again(finished: dict[str, bytes], tmp_path: Path) -> None:
+    put(finished, tmp_path)
     for name in RESULTS:
-        put(finished, tmp_path)
-        (tmp_path / name).write_bytes(finished[name][:-100])
-        with pytest.raises(FileError, match=r"the result in .* cannot be loaded: .* If you delete plan.json and model"):
-            run(tmp_path)
-    for name in RESULTS:  # as it says
         (tmp_path / name).unlink()
     run(tmp_path)
     assert contents(tmp_path) == finished

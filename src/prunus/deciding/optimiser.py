@@ -303,7 +303,7 @@ def _solve_by_moves(problem: Problem, room: float) -> Ints | None:
     At a price p of cost, units take turns to minimise error + p x cost while the others stay. A bisection finds the
     lowest price that meets the room. There are several places to settle in, so it begins with no cut, with the cheapest
     picks, and with the best so far. A hub, which many units depend on (a stream whose readers and writers shrink
-    together), does not move alone: it is held at several of its choices, and the others settle. From the best picks of
+    together), hardly moves alone: it is held at several of its choices, and the others settle. From the best picks of
     all, single units and pairs of units move on as long as the error falls within the room.
     """
     best = floors = cheapest(problem)
@@ -330,7 +330,7 @@ def _solve_by_moves(problem: Problem, room: float) -> Ints | None:
     search(floors, every)
     search(best, every)
     hubs = sorted(every, key=lambda unit: -len(problem.neighbours[unit]))[:MOST_HUBS]
-    for hub in (unit for unit in hubs if len(problem.neighbours[unit]) > 2):
+    for hub in hubs:
         errors = problem.units[hub].errors
         for choice in np.unique(np.linspace(0, len(errors) - 1, HUB_CHOICES).round().astype(int)).tolist():
             if errors[choice] < problem.error(best):

@@ -45,7 +45,7 @@ from prunus.train.checkpoint import digest
 from prunus.train.trackers import tracking
 from prunus.util.batches import Batches, check_batches, device_of
 from prunus.util.options import replaced
-from prunus.util.processes import all_or_none, check_precision, processes, rank_and_world
+from prunus.util.processes import check_precision, processes, rank_and_world
 from prunus.util.progress import PhaseProgress, phases, shown
 from prunus.util.state import generators_kept
 from prunus.util.text import html_table, short_table
@@ -324,8 +324,6 @@ def _summary(
     folder = context.folder
     if not all(folder.has(name) for name in (SUMMARY, MODEL_FILE, PLAN_FILE)):
         folder.save_model(current, whole)
-    else:
-        all_or_none(lambda: folder.check_result(current, whole) if folder.writes else None)
     if folder.has(SUMMARY):
         read_record(folder.path / SUMMARY, Summary, FORMAT, VERSION)  # refuses what does not fit
         return folder.read(SUMMARY)

@@ -34,11 +34,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 
-from prunus.errors import FileError, PrunusError, RunError
-from prunus.graph.files import MODEL_FILE, PLAN_FILE, load, read_tensors, save
+from prunus.errors import FileError, RunError
+from prunus.graph.files import MODEL_FILE, PLAN_FILE, load, save
 from prunus.graph.plan import Plan
 from prunus.run.identity import DATA, Loaders, data_facts, refuse_other
 from prunus.util.files import PRUNING, STUDY, held_by, read_object, write_atomically
@@ -194,19 +194,6 @@ class RunFolder(ResumableFolder):
                     "and the rounds after it: the run then continues from the round before."
                 )
         return load(folder, original, graph=graph), Plan.load(folder / PLAN_FILE)
-
-    def check_result(self, model: nn.Module, plan: Plan) -> None:
-        """FileError if the result of a finished run is not this network and plan: damaged, or changed by hand."""
-        try:
-            there = {name: value.shape for name, value in read_tensors(self.path / MODEL_FILE).items()}
-            wanted = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-            if Plan.load(self.path / PLAN_FILE) != plan or there != wanted:
-                raise FileError("it is not that of the last round")
-        except PrunusError as error:
-            raise FileError(
-                f"the result in {self.path} cannot be loaded: {str(error).rstrip('.')}. If you delete {PLAN_FILE} and "
-                f"{MODEL_FILE} there, they are written again."
-            ) from error
 
     def forget(self, folder: Path) -> None:
         if self.writes:

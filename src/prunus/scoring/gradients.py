@@ -44,12 +44,7 @@ def collect_gradients(
     """Gradients of every unit in one pass. `.grad`, `requires_grad`, modes and hooks are left as they were."""
     model, chosen, taps = graph.model, task_of(task), reading_taps(graph)
     names = sorted({place.module for unit in graph.units.values() for place in filter_places(unit)})
-    parameters = {name: parameter_of(model.get_submodule(name)) for name in names}
-    weights = {name: parameter for name, (parameter, _) in parameters.items()}
-    gradients = {
-        name: torch.zeros_like(weight[rows], dtype=torch.float64, device="cpu")
-        for name, (weight, rows) in parameters.items()
-    }
+    weights, rows, gradients = _weights_of(graph, names)
     squares = {name: torch.zeros(unit.width, dtype=torch.float64) for name, unit in graph.units.items()}
     views: list[tuple[str, Tensor, int]] = []  # layer, its input and the version of it, for each call of the batch
     count = 0  # images of the batch
@@ -71,8 +66,7 @@ def collect_gradients(
         with torch.no_grad():
             flows: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
             for (name, total), gradient in zip(gradients.items(), flows[len(views) :], strict=True):
-                rows = parameters[name][1]
-                total += torch.zeros(()) if gradient is None else _checked(gradient[rows], name, batch).cpu()
+                total += torch.zeros(()) if gradient is None else _checked(gradient[rows[name]], name, batch).cpu()
             effects: dict[str, Tensor] = {}  # a channel that a layer reads in several calls is removed from all of them
             for (name, view, version), flow in zip(views, flows[: len(views)], strict=True):
                 if flow is None:
@@ -112,11 +106,18 @@ def _checked(values: Tensor, name: str, batch: int) -> Tensor:
     return values
 
 
-def parameter_of(layer: Any) -> tuple[Tensor, slice]:
-    """The parameter that a layer's weight is made of, and its rows there: queries, keys and values may share one."""
-    if isinstance(layer, Projection):
-        return getattr(layer.owner, layer.tensors[0]), layer.rows
-    return layer.weight, slice(None)
+def _weights_of(
+    graph: ChannelGraph, layers: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, slice], dict[str, Tensor]]:
+    """The parameters that the layers' weights are made of, their rows there, and zeros to add their gradients to."""
+    weights, rows, totals = dict[str, Tensor](), dict[str, slice](), dict[str, Tensor]()
+    for name in layers:
+        layer: Any = graph.model.get_submodule(name)
+        shared = isinstance(layer, Projection)  # queries, keys and values may share a parameter
+        weights[name] = getattr(layer.owner, layer.tensors[0]) if shared else layer.weight
+        rows[name] = layer.rows if shared else slice(None)
+        totals[name] = torch.zeros_like(weights[name][rows[name]], dtype=torch.float64, device="cpu")
+    return weights, rows, totals
 
 
 @contextmanager
@@ -184,12 +185,7 @@ def collect_discrimination(
         walk(graph, batches, keep, task=task, progress=progress)
     every = torch.cat(labels)
     heads = [InnerClassifier(torch.cat(parts), every, classes) for parts in zip(*pooled, strict=True)]
-    parameters = {name: parameter_of(graph.model.get_submodule(name)) for stage in stages for name in stage}
-    weights = {name: parameter for name, (parameter, _) in parameters.items()}
-    totals = {
-        name: torch.zeros_like(weight[rows], dtype=torch.float64, device="cpu")
-        for name, (weight, rows) in parameters.items()
-    }
+    weights, rows, totals = _weights_of(graph, [name for stage in stages for name in stage])
 
     def add(batch: int, some: Tensor, outputs: Any) -> None:
         logits = logits_of(outputs)
@@ -204,7 +200,7 @@ def collect_discrimination(
             waiting = [name for name, gradient in zip(names, flows, strict=True) if gradient is None]
             for name, gradient in zip(names, flows, strict=True):
                 if gradient is not None:
-                    totals[name] += _checked(gradient[parameters[name][1]], name, batch).double().cpu()
+                    totals[name] += _checked(gradient[rows[name]], name, batch).double().cpu()
 
     with requiring(list(weights.values())), pooled_inputs(graph, points) as taps:
         num_images = walk(graph, batches, add, gradients=True, task=task, progress=progress)

@@ -213,11 +213,9 @@ class LatencyTable:
 
     def by_layer(self, graph: ChannelGraph, keep: Plan | Keep | None = None) -> dict[str, float]:
         """Seconds per batch of each layer, with the selection in front of it."""
-        cost, selecting = graph.cost(keep).layers, set[str]()
-        if graph.streams == "select":  # layers that read a part of a stream
-            kept = {} if keep is None else graph.keep_of(keep)
-            cut = (graph.units[name] for name, channels in kept.items() if len(channels) < graph.units[name].width)
-            selecting = {unit.readers[0].module for unit in cut if unit.kind == "stream"}
+        cost, kept = graph.cost(keep).layers, {} if keep is None else graph.keep_of(keep)
+        cut = [name for name, channels in kept.items() if len(channels) < graph.units[name].width]
+        selecting = {graph.grouped.selecting.get(name) for name in cut}  # layers that read a part of a stream
         return {
             name: times.at(cost[name].inputs, cost[name].outputs, selects=name in selecting)
             for name, times in self.layers.items()

@@ -91,7 +91,7 @@ def latency_table(
         grids = find_grids(graph)
         networks = _measure(graph, grids, chosen, batch, progress)
         layers = networks
-        if not chosen.quick:
+        if chosen.layers_in:
             layers = _measure(graph, grids, ENGINES.find(chosen.layers_in), batch, progress, chosen.selection)
         return _calibrated_table(graph, grids, layers, networks)
 
@@ -347,7 +347,7 @@ def _measure(
     setting = MeasuredWith(engine.name, *versions, *machine_of(device), threads, batch)
     timer = Timer(engine, device, TimingCache.open(setting), form or engine.selection)
     whole = timer.of(_network_kind(graph, grids))
-    jobs = _missing(timer, grids) if engine.quick else {}
+    jobs = {} if engine.layers_in else _missing(timer, grids)
     if jobs or not all(name in whole for name in WHOLE):
         half = prune(graph, Plan.of(graph, half_of_channels(graph)), check=False)
         images, runs = repeated(graph.example, batch), list[Call]()

@@ -98,14 +98,9 @@ class Engine(Entry):
         return all(find_spec(package) is not None for package in self.requires)
 
     @property
-    def quick(self) -> bool:
-        """Whether a network can be prepared in a moment, so that single layers are timed in it."""
-        return not self.layers_in
-
-    @property
     def is_ready(self) -> bool:
         """Whether it can be tried without being asked for: installed, quick to prepare and safe on this machine."""
-        return self.is_installed and self.quick and not self.on_request and not self.crashes()
+        return self.is_installed and not self.layers_in and not self.on_request and not self.crashes()
 
     def check_installed(self) -> None:
         """Raise RunError with the command to run if a package that the engine needs is missing."""
