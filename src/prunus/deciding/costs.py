@@ -172,7 +172,5 @@ MEMORY = CostEntry(
     of=lambda graph: PeakCost(graph.memory.at_calls, graph.memory.at_call, "memory"),
 )
 LATENCY = CostEntry(
-    name="latency",
-    help="Seconds per batch, from a table of layer timings measured on this machine",
-    of=_measured,
+    name="latency", help="Seconds per batch, from a table of layer timings measured on this machine", of=_measured
 )

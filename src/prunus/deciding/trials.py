@@ -145,12 +145,7 @@ class TrialResult:
 
 
 def run_trials(
-    graph: ChannelGraph,
-    trials: Sequence[Trial],
-    holdout: Batches,
-    settings: RankSettings,
-    cut: Cut,
-    progress: Progress,
+    graph: ChannelGraph, trials: Sequence[Trial], holdout: Batches, settings: RankSettings, cut: Cut, progress: Progress
 ) -> list[TrialResult]:
     """The results of the whole network, and then of each trial."""
     k = check_k(settings.k, len({unit for unit, _ in trials}))

@@ -211,11 +211,7 @@ class _Solver:
     """Solves one layer after the other, and notes those that have too few images."""
 
     def __init__(
-        self,
-        networks: Lockstep,
-        settings: SolveSettings,
-        shortcuts: dict[fx.Node, Shortcut],
-        on_layer: OnLayer | None,
+        self, networks: Lockstep, settings: SolveSettings, shortcuts: dict[fx.Node, Shortcut], on_layer: OnLayer | None
     ) -> None:
         self._networks, self._pair, self._settings = networks, networks.pair, settings
         self._shortcuts, self._on_layer = shortcuts, on_layer
