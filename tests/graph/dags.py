@@ -8,6 +8,7 @@ nothing where nothing fits.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -516,6 +517,33 @@ class OwnConv(nn.Module):
         return F.conv2d(x, self.weight, self.bias) * self.gain
 
 
+class ComputedConv(OwnConv):
+    """It computes its weights: from each number, from all numbers of a filter, or from all numbers of all filters."""
+
+    def __init__(self, inputs: int, outputs: int, kind: str) -> None:
+        super().__init__(inputs, outputs, bias=True)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if self.kind == "standardised":
+            weight = standardised(weight) * self.gain.unsqueeze(1)
+        elif self.kind == "by the largest":
+            weight = weight / weight.abs().max()
+        return F.conv2d(x, weight * 0.7, self.bias * 2)
+
+
+class Lent(nn.Module):
+    """A function on the weights of a layer that is never called."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.layer.weight, self.layer.bias)
+
+
 class Rounded(nn.Conv2d):
     """Weights in steps of the largest one of each filter."""
 
@@ -534,7 +562,8 @@ def masked(layer: nn.Conv2d) -> nn.Module:
 def make_unusual_layer(b: Builder, x: int, channels: int) -> None:
     """Values computed from buffers, and weights that are computed, masked or rounded."""
     outputs = b.choice((2, 4, 6))
-    kind = b.choice(("fixed", "blur", "rounded", "normed", "masked"))
+    computed = ("scaled", "standardised", "by the largest")
+    kind = b.choice(("fixed", "blur", "rounded", "normed", "masked", "lent", *computed))
     plain = nn.Conv2d(channels, outputs, 1)
     makers = {
         "fixed": lambda: FrozenNorm(channels),
@@ -542,7 +571,8 @@ def make_unusual_layer(b: Builder, x: int, channels: int) -> None:
         "rounded": lambda: Rounded(channels, outputs, 1),
         "normed": lambda: nn.utils.parametrizations.weight_norm(plain),
         "masked": lambda: masked(plain),
-    }
+        "lent": lambda: Lent(channels, outputs),
+    } | {each: functools.partial(ComputedConv, channels, outputs, each) for each in computed}
     b.layer(makers[kind](), x)
 
 
