@@ -83,7 +83,7 @@ WITHOUT_TORCH = {
     "inspect lenet5 --data digits --sensitivity --metric gsdd": "there is no metric called 'gsdd'",
     "inspect lenet5 --data digits --sensitivity --alpha -1": "alpha must be above 0",
     "inspect lenet5 --data digits --sensitivity --measure f1": "measure must be",
-    "inspect lenet5 --data digits --sensitivity --repair glue": "there is no repair called 'glue'",
+    "inspect lenet5 --data digits --sensitivity --repair glue": "repair must be one of none, solve; got 'glue'",
     "inspect lenet5 --data digits --sensitivity --num-repair-images 0": "num_repair_images must be at least 1",
     "inspect lenet5 --latency --engine abacus": "no engine called 'abacus'",
     "inspect lenet5 --latency --batch 0": "batch must be at least 1, got 0",
