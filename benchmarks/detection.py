@@ -381,10 +381,10 @@ def measure(folder: Path, run: Path, weights: Path, out: Path, steps: int, epoch
     add("before repair", lambda: prunus.prune(prunus.trace(model, example, "coupled"), plan))
     add("repaired", loaded)
     add("torch-pruning, magnitude", torch_pruning)
-    add("mimicked", mimicked, steps=steps)
     add("retrained", lambda: trained(loaded, "retrained"), epochs=epochs)
     add("unpruned, trained on", lambda: trained(lambda: copy.deepcopy(model), "control"), epochs=epochs)
     add("torch-pruning, retrained", lambda: trained(torch_pruning, "torch-pruning"), epochs=epochs)
+    add("mimicked", mimicked, steps=steps)
 
 
 def main() -> None:
