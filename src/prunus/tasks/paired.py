@@ -72,9 +72,8 @@ class ByImage:
 
     def _sums(self, outputs: Any, labels: Any, count: int) -> Tensor | None:
         """The sums of each image alone, [N, ...]; None if images cannot be taken apart."""
-        if self._quality.collects:
-            return None  # average precision has no sums
-        if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or {len(outputs), len(labels)} != {count}:
+        tensors = isinstance(outputs, Tensor) and isinstance(labels, Tensor) and {len(outputs), len(labels)} == {count}
+        if self._quality.collects or not tensors:  # average precision has no sums
             return None
         measure = self._quality.measure
         whole = measure(outputs, labels).double()
@@ -126,11 +125,8 @@ class PairedTest:
 def sign_test(better: int, worse: int) -> float:
     """The exact two-sided p-value: how probable so uneven a division of better + worse fair coins is."""
     n = better + worse
-    term = total = 1  # C(n, 0)
-    for i in range(1, min(better, worse) + 1):
-        term = term * (n - i + 1) // i
-        total += term
-    return min(1.0, 2 * total / 2**n) if n else 1.0
+    total = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
+    return min(1.0, 2 * total / (1 << n))
 
 
 def paired_test(first: ImageValues, second: ImageValues, value: Callable[[Tensor], float] | None = None) -> PairedTest:

@@ -216,7 +216,6 @@ class _Parts:
                 set_epoch(self._loader, epoch)
 
     def set_epoch(self, part: int) -> None:
-        """Tell the loader which part begins."""
         whole = max(1, length(self._loader))
         in_order = isinstance(self._loader, list | tuple)
         self._start = part * self._steps % whole if in_order else 0

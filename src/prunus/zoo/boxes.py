@@ -133,24 +133,15 @@ def _yaml_images(listing: Path, content: Mapping[str, Any], part: str) -> list[P
         if place.is_dir():
             files += [place / file for file in image_files(place)]
         elif place.suffix.lower() == ".txt":
-            files += _listed_images(place, top)
+            for number, line in enumerate(map(str.strip, lines_of(place)), 1):
+                spots = [folder / line for folder in (place.parent, top) if line and (folder / line).is_file()]
+                if line and not spots:
+                    raise DataError(f"{place}, line {number}: there is no image {line} in {place.parent} or {top}")
+                files += spots[:1]
         else:
             raise DataError(f"{listing}: {part} must be a folder of images, or a text file that lists them; got {each}")
     if not files:
         raise DataError(f"{listing}: {part}: {content[part]} has no images")
-    return files
-
-
-def _listed_images(listing: Path, top: Path) -> list[Path]:
-    """The images that a text file lists, relative to its folder or to `top`."""
-    files = []
-    for number, line in enumerate(map(str.strip, lines_of(listing)), 1):
-        if not line:
-            continue
-        file = next((place / line for place in (listing.parent, top) if (place / line).is_file()), None)
-        if file is None:
-            raise DataError(f"{listing}, line {number}: there is no image {line} in {listing.parent} or {top}")
-        files.append(file)
     return files
 
 

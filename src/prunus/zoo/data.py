@@ -262,10 +262,7 @@ def _read(
         train, test = formats.read(known, stored)
     if size is None:
         return known, train, test
-    shared = test.pixels is train.pixels  # digits: one tensor for both parts
-    train = train.resized(size)
-    test = replace(test, pixels=train.pixels) if shared else test.resized(size)
-    return replace(known, shape=(known.shape[0], size, size)), train, test
+    return replace(known, shape=(known.shape[0], size, size)), train.resized(size), test.resized(size)
 
 
 def _per_channel(what: str, given: tuple[float, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:

@@ -217,7 +217,6 @@ def _view(
 
 
 def open_rgb(path: str) -> Image.Image:
-    """An image file in colour."""
     with Image.open(path) as opened:
         return opened.convert("RGB")
 

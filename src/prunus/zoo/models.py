@@ -181,8 +181,7 @@ def _ultralytics(name: str, rest: str) -> ModelConfig:
             model = tasks.DetectionModel(rest, ch=in_channels, nc=num_classes, verbose=False, **arguments)
         except FileNotFoundError as error:
             raise ModelError(f"{name}: ultralytics has no such configuration: {error}") from error
-        if type(model.model[-1]).__name__ not in ("Detect", "v10Detect"):
-            kind = type(model.model[-1]).__name__
+        if (kind := type(model.model[-1]).__name__) not in ("Detect", "v10Detect"):
             raise ModelError(f"{name}: ends in {kind}; only detectors are opened by this name")
         # Otherwise the head compares the batch with the one before, and cannot be exported for any number of images.
         model.model[-1].dynamic = True
@@ -199,16 +198,14 @@ def _library(module_name: str, package: str) -> ModuleType:
         # timm imports torchvision and may fail because of it, with a message that does not say so.
         frames = traceback.walk_tb(error.__traceback__)
         running = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
-        missing = str(getattr(error, "name", None)).partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and missing == package:
+        cure = f"install a version of {package} that fits torch {torch.__version__}, or choose another model"
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == package:
             cure = f"install it: pip install {package}"
         elif "torchvision" in str(error) or "torchvision" in running:
             cure = (
                 f"the installed torchvision does not fit torch {torch.__version__}: its compiled operators are "
                 "missing. Install torch and torchvision together, both for the CPU or both for the same CUDA version"
             )
-        else:
-            cure = f"install a version of {package} that fits torch {torch.__version__}, or choose another model"
         raise ModelError(f"{package} cannot be imported ({type(error).__name__}: {error}); {cure}") from error
 
 
@@ -247,13 +244,9 @@ def _declared_input(name: str, factory: Any) -> Input:
         value = getattr(factory, part, getattr(IMAGENET, part))
         return (float(value),) if isinstance(value, int | float) else tuple(float(number) for number in value)
 
-    classes: Any = IMAGENET.num_classes
-    if hasattr(factory, "num_classes"):
-        classes = factory.num_classes
-    elif accepts(factory, "num_classes"):
-        parameter = inspect.signature(factory).parameters.get("num_classes")
-        if parameter is not None and type(parameter.default) is int:
-            classes = parameter.default
+    default = inspect.signature(factory).parameters.get("num_classes") if accepts(factory, "num_classes") else None
+    known = default.default if default is not None and type(default.default) is int else IMAGENET.num_classes
+    classes: Any = getattr(factory, "num_classes", known)
     try:
         channels, height, width = getattr(factory, "shape", IMAGENET.shape)
         return Input((int(channels), int(height), int(width)), int(classes), numbers("mean"), numbers("std"))

@@ -45,11 +45,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         ],
     }
     if any(problems.values()):
-        lines = [f"{path} does not fit {type(model).__name__}:"]
-        for title, names in problems.items():
-            if names:
-                lines.append(f"  {title} ({len(names)}): {_listed(names)}")
-        raise ModelError("\n".join(lines))
+        lines = [f"  {title} ({len(names)}): {_listed(names)}" for title, names in problems.items() if names]
+        raise ModelError("\n".join([f"{path} does not fit {type(model).__name__}:", *lines]))
     model.load_state_dict(stored, strict=False)
 
 

@@ -50,7 +50,7 @@ class OnnxModel:
     path: Path
     proto: Any
 
-    @cached_property
+    @property
     def opset(self) -> int:
         """The version of its operators."""
         return next((int(each.version) for each in self.proto.opset_import if each.domain in BUILT_IN), 0)

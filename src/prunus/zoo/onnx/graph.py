@@ -49,19 +49,12 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 @dataclass
 class GraphBuilder:
-    """The torch.fx graph as far as it has been built.
-
-    Attributes:
-        graph: Its calls.
-        root: Its layers and parameters, by name.
-        values: Name of a value in the file -> constant or node.
-        batch: Number of images that the file is made for; None if it takes any number.
-    """
+    """The torch.fx graph as far as it has been built."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
-    root: nn.Module = field(default_factory=nn.Module)
-    values: dict[str, Value] = field(default_factory=dict)
-    batch: int | None = None
+    root: nn.Module = field(default_factory=nn.Module)  # its layers and parameters, by name
+    values: dict[str, Value] = field(default_factory=dict)  # name of a value in the file -> constant or node
+    batch: int | None = None  # number of images that the file is made for; None: any
     _names: dict[int, str] = field(default_factory=dict)  # id of a constant -> its name in the file
     _stored: dict[tuple[Any, ...], str] = field(default_factory=dict)  # a constant, or weights and settings -> name
     _parameters: dict[tuple[Any, ...], nn.Parameter] = field(default_factory=dict)  # by the memory of a constant
@@ -72,10 +65,6 @@ class GraphBuilder:
         self.values[name] = value
         if isinstance(value, Tensor):
             self._names.setdefault(id(value), name)
-
-    def name_of(self, tensor: Tensor) -> str:
-        """The name of a constant in the file; empty if it was computed."""
-        return self._names.get(id(tensor), "")
 
     def call(self, function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Value:
         """A call of a function of torch, or of a tensor's method by its name.
@@ -136,7 +125,7 @@ class GraphBuilder:
         key = ("attribute", id(tensor))
         if key not in self._stored:
             kept = nn.Parameter(tensor) if tensor.is_floating_point() else tensor
-            self._stored[key] = self._store(self.name_of(tensor) or "constant", kept)
+            self._stored[key] = self._store(self._names.get(id(tensor), "constant"), kept)
             self.values.setdefault(f" {id(tensor)}", tensor)  # so that no other tensor gets its id
         node = self.graph.get_attr(self._stored[key])
         node.meta["value"] = torch.empty_like(tensor, device="meta")
@@ -228,26 +217,16 @@ def dotted(name: str) -> str:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of the file: its inputs as values, its attributes, and where its calls go.
-
-    Attributes:
-        kind: Its ONNX name, such as Conv.
-        name: Its own name in the file.
-        opset: The version of the operators in the file.
-        inputs: Its inputs; None where an optional one is left out.
-        attributes: What the file gives.
-        num_outputs: Number of its outputs.
-        once: Whether the value of each input is read by this operation only.
-    """
+    """One operation of the file: its inputs as values, its attributes, and where its calls go."""
 
     builder: GraphBuilder
-    kind: str
-    name: str
-    opset: int
-    inputs: Sequence[Value]
-    attributes: Mapping[str, Any]
+    kind: str  # its ONNX name, such as Conv
+    name: str  # its own name in the file
+    opset: int  # of the file
+    inputs: Sequence[Value]  # None where an optional one is left out
+    attributes: Mapping[str, Any]  # that the file gives
     num_outputs: int = 1
-    once: Sequence[bool] = ()
+    once: Sequence[bool] = ()  # whether the value of each input is read by this operation only
 
     @property
     def x(self) -> Value:
@@ -299,7 +278,7 @@ class Operation:
                 layer._parameters[part] = None if tensor is None else nn.Parameter(tensor)
         weight = tensors["weight"] if source is None else source
         assert weight is not None
-        name, own = self.builder.name_of(weight), self.name.removesuffix(f"/{self.kind}")
+        name, own = self.builder._names.get(id(weight), ""), self.name.removesuffix(f"/{self.kind}")
         if name.endswith((".weight", "/weight", "_weight")):
             name = name[: -len(".weight")]
         elif own.startswith("/") or not name:
