@@ -104,7 +104,7 @@ def test_data_sets(
     [
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"rank": 2, "world": 2}, r"rank must lie in 0\.\.1"),
-        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": -1}, "seed at least 0; got 128 and -1"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"part": "holdout"}, r"digits has no holdout images; it has train \(1438\), test \(359\)"),
     ],

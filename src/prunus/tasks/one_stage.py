@@ -152,13 +152,9 @@ def _check_parts(detector: nn.Module, parts: Sequence[str], kind: str) -> None:
 
 
 def _task(detector: nn.Module, size: int, given: Callable[[Any, bool], dict[str, Any]], offset: int) -> Task:
-    """The task whose boxes and loss are the detector's own.
+    """The task whose boxes and loss are the detector's own, where `offset` is the class that labels call 0.
 
-    Args:
-        detector: The whole.
-        size: Height and width of its images.
-        given: (output of the traced part, whether losses are wanted) -> the modules that stand in for this part.
-        offset: The class of the detector that labels call 0.
+    given: (output of the traced part, whether losses are wanted) -> the modules that stand in for this part.
     """
 
     def whole(output: Any, training: bool) -> Any:

@@ -47,11 +47,9 @@ class ByImage:
     """Collects what each image adds to a task's quality while a network is evaluated."""
 
     def __init__(self, task: Task) -> None:
-        self._quality = task.measured
+        self._quality, self._labels = task.measured, hashlib.sha256()
         self._parts: list[Tensor] = []
-        self._labels = hashlib.sha256()
-        self._numbers = 0
-        self._known = True
+        self._numbers, self._known = 0, True
 
     def add(self, outputs: Any, labels: Any, count: int) -> None:
         """Add a batch of `count` images."""

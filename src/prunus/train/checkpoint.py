@@ -79,11 +79,7 @@ def _copied(model: nn.Module) -> Weights:
 class Checkpoint:
     """The checkpoint of a run in a folder, and metrics.jsonl beside it. Only the first process writes.
 
-    Args:
-        folder: Where the files are; None keeps nothing.
-        identity: Everything that the result depends on, as JSON values.
-        run: The training.
-        best: The best epoch, if it is to be kept.
+    Without a folder nothing is kept. `identity` is everything that the result depends on, as JSON values.
     """
 
     def __init__(

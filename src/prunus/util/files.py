@@ -104,14 +104,9 @@ def held_by(folder: Path) -> str | None:
 
 
 def refuse_others(folder: Path, what: str, *writes: str, beside: tuple[str, ...] = ()) -> None:
-    """RunError if a folder belongs to something other than `what`.
+    """RunError if a folder belongs to something other than `what`, one of the constants above, or `beside`.
 
-    Args:
-        folder: Where `what` is about to be written.
-        what: One of the constants above.
-        writes: Files that `what` would write there. If one exists in a folder that prunus does not know, it is somebody
-            else's.
-        beside: Other things that `what` may share a folder with.
+    `writes` are the files of `what`: in a folder that prunus does not know, they are somebody else's.
     """
     if folder.is_file():
         raise RunError(f"{folder} is a file; name a folder for {what}")

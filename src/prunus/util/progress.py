@@ -52,12 +52,7 @@ def phases(show: PhaseProgress) -> PhaseProgress:
 
 @contextmanager
 def shown(progress: AnyProgress | bool | None, adapt: Callable[[PhaseProgress], AnyProgress]) -> Iterator[AnyProgress]:
-    """What the work should call to report: the user-provided function, or one that feeds a display.
-
-    Args:
-        progress: What the caller asked for.
-        adapt: Makes a function as the work calls it of a display's `show`.
-    """
+    """What the work should call to report: the user-provided function, or `adapt` of a display's `show`."""
     quiet = progress is False or callable(progress)
     outer = None if quiet else _active.get()
     display = outer or (Silence() if quiet else _new_display())

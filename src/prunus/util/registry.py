@@ -57,10 +57,7 @@ class Registry(Mapping[str, E], Generic[E]):
         error: type[PrunusError],
         of_function: Callable[[Callable[..., Any]], E] | None = None,
     ) -> None:
-        self.what = what
-        self._package = package
-        self._error = error
-        self._of_function = of_function
+        self.what, self._package, self._error, self._of_function = what, package, error, of_function
         self._registered: dict[str, E] = {}  # at run time
 
     def __iter__(self) -> Iterator[str]:

@@ -176,9 +176,7 @@ def has_own_code(module: nn.Module) -> bool:
 def module_state_kept(*models: nn.Module, weights: bool = False) -> Iterator[None]:
     """Restore the state of all modules of these networks afterwards, also after an error.
 
-    Args:
-        models: The networks.
-        weights: Also restore the weights of PyTorch's layers, whose code does not write to them.
+    With `weights` also the weights of PyTorch's layers, whose code does not write to them.
     """
     state = ModuleState(*models, weights=weights)
     try:

