@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from prunus.errors import RunError
 from prunus.tasks.evaluate import squared_distance
-from prunus.train import distillation as teachers
+from prunus.train import setup
 from prunus.train.distillation import common_maps
 from prunus.train.fit import fit
 from prunus.train.settings import Preset
@@ -57,7 +57,7 @@ def test_kept_answers_give_the_loss_of_a_teacher_that_answers_each_time() -> Non
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teachers, "MEMORY", 2 * 8 * 4 * 4)  # two answers: 8 images, 4 classes, 4 bytes
+    monkeypatch.setattr(setup, "MEMORY", 2 * 8 * 4 * 4)  # two answers: 8 images, 4 classes, 4 bytes
     teacher = Counting()
     expected = fit(network(), batches(5), preset=SHORT, teacher=Counting())
     found = fit(network(), batches(5), preset=SHORT, teacher=teacher, views=1)

@@ -36,9 +36,8 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
         user = _norm_after(traced, node)
         if user is None or {str(node.target), str(user.target)} & set(opaque) or str(node.target) in computing:
             continue  # weights that are shared or computed must not change
-        norm_name = str(user.target)
         layer: Any = folded.get_submodule(str(node.target))
-        norm: Any = folded.get_submodule(norm_name)
+        norm: Any = folded.get_submodule(str(user.target))
         one = torch.ones_like(norm.running_var)
         gain = (one if norm.weight is None else norm.weight).double() / torch.sqrt(norm.running_var.double() + norm.eps)
         before = 0.0 if layer.bias is None else layer.bias.double()
@@ -47,10 +46,9 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
         trains = layer.weight.requires_grad
         layer.weight = nn.Parameter(weight.to(layer.weight.dtype), requires_grad=trains)
         layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trains)
-        owner, _, attribute = norm_name.rpartition(".")
         identity = nn.Identity().eval()
         identity.num_features = norm.num_features  # code may ask for it
-        folded.get_submodule(owner)._modules[attribute] = identity
+        folded.set_submodule(str(user.target), identity)
     with left_as_found(model):
         model.eval()
         changed = difference(folded, model, example)

@@ -75,13 +75,11 @@ def suppress(found: Boxes, overlap: float = OVERLAP, most: int = CHOSEN) -> Boxe
     same = best.labels[:, None] == best.labels
     rivals = ((overlaps(best.boxes, best.boxes) > overlap) & same).cpu().numpy()
     alive = np.ones(len(rivals), dtype=bool)
-    kept = []
+    kept: list[int] = []
     for place in range(len(rivals)):
-        if alive[place]:
+        if alive[place] and len(kept) < most:
             kept.append(place)
             alive &= ~rivals[place]
-            if len(kept) == most:
-                break
     return best.pick(torch.tensor(kept, dtype=torch.long, device=best.boxes.device))
 
 

@@ -11,15 +11,11 @@ from torch import Tensor, nn
 
 from prunus.errors import RunError
 from prunus.tasks.evaluate import mean_loss, squared_distance
-from prunus.util.batches import KeptAnswers, call, order_channels_last
+from prunus.util.batches import call
 from prunus.util.state import evaluating, generators_kept
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from prunus.tasks import Task
-
-MEMORY = 1 << 30  # bytes of answers that are kept at most
 
 
 def distillation_loss(
@@ -91,26 +87,3 @@ def common_maps(student: nn.Module, teacher: nn.Module, images: Any) -> list[str
     if not last:
         raise RunError("distill_features: no feature map has the same shape in network and teacher; leave it out")
     return list(last.values())
-
-
-class Teacher:
-    """A copy of a network in eval mode that answers batches, without gradients.
-
-    With `keeps`, answers to batches that come again are kept, up to MEMORY.
-    """
-
-    def __init__(self, network: nn.Module, accelerator: Accelerator, channels_last: bool, *, keeps: bool) -> None:
-        self.network = copy.deepcopy(network).to(accelerator.device).eval().requires_grad_(False)
-        if channels_last:
-            order_channels_last(self.network)
-        self.maps, self._accelerator = FeatureMaps(self.network, []), accelerator  # the maps are part of every answer
-        self._kept = KeptAnswers(MEMORY) if keeps else None
-
-    def answer(self, images: Any) -> tuple[Any, dict[str, Tensor]]:
-        """The network's output for a batch, and the outputs of its modules by name."""
-
-        def compute() -> tuple[Any, dict[str, Tensor]]:
-            with torch.no_grad(), self._accelerator.autocast():
-                return call(self.network, images), self.maps.last()
-
-        return compute() if self._kept is None else self._kept.of(images, compute)

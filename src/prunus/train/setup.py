@@ -19,14 +19,17 @@ from prunus.errors import DataError, RunError
 from prunus.tasks import Task, task_of
 from prunus.tasks.evaluate import squared_distance, trainable_loss, unpack_for
 from prunus.train.checkpoint import digest
-from prunus.train.distillation import FeatureMaps, Teacher, common_maps, distillation_loss
+from prunus.train.distillation import FeatureMaps, common_maps, distillation_loss
 from prunus.train.settings import Preset, TrainingSettings, check_together
 from prunus.train.sparsity import Objective, ProximalSGD, batch_norm_scales, with_penalty
-from prunus.util.batches import Batch, Batches, device_of, move, order_channels_last
+from prunus.util.batches import Batch, Batches, KeptAnswers, call, device_of, move, order_channels_last
 from prunus.util.options import plain
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+MEMORY = 1 << 30  # bytes of a teacher's answers that are kept at most
 
 
 class AveragedWeights:
@@ -213,15 +216,21 @@ def prepare(
 
 
 def _learn_from(teacher: nn.Module, run: TrainingRun, train: Batches) -> None:
-    """Put the teacher's part into the run's loss."""
-    settings, task = run.settings, run.task
-    source = Teacher(teacher, run.accelerator, settings.channels_last, keeps=settings.views is not None)
-    if settings.distill_features:
-        names = common_maps(run.model, source.network, example_of(train, run))
-        run.maps, source.maps = FeatureMaps(run.model, names), FeatureMaps(source.network, names)
+    """Put the part of a copy of the teacher, in eval mode, into the run's loss."""
+    settings, task, accelerator = run.settings, run.task, run.accelerator
+    network = copy.deepcopy(teacher).to(accelerator.device).eval().requires_grad_(False)
+    if settings.channels_last:
+        order_channels_last(network)
+    names = common_maps(run.model, network, example_of(train, run)) if settings.distill_features else []
+    run.maps, maps = FeatureMaps(run.model, names), FeatureMaps(network, names)
+    kept = KeptAnswers(MEMORY) if settings.views is not None else None  # only then do batches come again
+
+    def answer(images: Any) -> tuple[Any, dict[str, Tensor]]:
+        with torch.no_grad(), accelerator.autocast():
+            return call(network, images), maps.last()
 
     def distil(outputs: Any, images: Any, labels: Any) -> Tensor:
-        answers, teacher_maps = source.answer(images)
+        answers, teacher_maps = answer(images) if kept is None else kept.of(images, lambda: answer(images))
         answers = answers if task.outputs is None else task.outputs(answers)  # logits [N, K]
         if isinstance(outputs, Tensor) and answers.shape != outputs.shape:
             raise RunError(

@@ -30,35 +30,22 @@ GROUPS = ("Goal", "Channels", "Layers", "Repair", "Retraining", "Fine-tuning", "
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a setting besides its type and default.
-
-    Attributes:
-        group: The title under which `--help` lists it.
-        everyday: Listed first.
-        least, most: Smallest and largest value allowed.
-        above, below: Values must be greater, or smaller.
-        with_options: Options may follow the choice, as in gsd:ridge=0.
-        parse: Makes the value of the text typed on the command line, as 63M.
-        user_code: A user-provided function or entry is a valid value.
-        hidden: A setting that only Python can give.
-        valid: Raises a PrunusError for a wrong value; called for each value of a tuple.
-        several: A tuple of strings; a single string is a tuple of one.
-    """
+    """What is known of a setting besides its type and default."""
 
     help: str
-    group: str = ""
-    everyday: bool = False
+    group: str = ""  # the title under which `--help` lists it
+    everyday: bool = False  # listed first
     least: float | None = None
     most: float | None = None
-    above: float | None = None
+    above: float | None = None  # values must be greater
     below: float | None = None
     choices: Sequence[str] | Registry[Any] | None = None
-    with_options: bool = False
-    parse: Callable[[str], Any] | None = None
-    user_code: bool = False
-    hidden: bool = False
-    valid: Callable[[Any], object] | None = None
-    several: bool = False
+    with_options: bool = False  # options may follow the choice, as in gsd:ridge=0
+    parse: Callable[[str], Any] | None = None  # makes the value of the text typed on the command line, as 63M
+    user_code: bool = False  # a user-provided function or entry is a valid value
+    hidden: bool = False  # only Python can give it
+    valid: Callable[[Any], object] | None = None  # raises a PrunusError for a wrong value, or one of a tuple
+    several: bool = False  # a tuple of strings; a single string is a tuple of one
 
     def choice_of(self, value: Any) -> Any:
         """The choice in a value: gsd of gsd:ridge=0, if options may follow it."""

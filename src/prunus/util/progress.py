@@ -164,10 +164,9 @@ class Lines(Silence):
             return
         self._next_line = now + LINE_EVERY
         start, first, already = self._begun[phase]
-        if total is not None and done >= total and now > self._last_report:
-            texts = [f"{phase}: done", f"the next step takes {duration(now - self._last_report)} so far"]
-        else:
-            count = "" if total is None and not done else f": {done}" if total is None else f": {done} of {total}"
+        texts = [f"{phase}: done", f"the next step takes {duration(now - self._last_report)} so far"]
+        if total is None or done < total or now <= self._last_report:
+            count = f": {done} of {total}" if total is not None else f": {done}" if done else ""
             texts = [f"{phase}{count}", f"{duration(now - start)} so far"]
             if total is not None and already < done < total:
                 texts.append(f"about {duration((now - first) * (total - done) / (done - already))} left")

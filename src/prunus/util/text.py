@@ -110,12 +110,8 @@ def latex_table(
 ) -> str:
     r"""A table for a paper: booktabs lines, no vertical ones. The preamble needs \usepackage{booktabs}.
 
-    Args:
-        titles: Of the columns.
-        rows: Cells as plain text; a row may be shorter.
-        numbers: Positions of columns that are right-aligned.
-        caption: Plain text; none if empty.
-        label: For \ref, such as tab:runs; none if empty.
+    Cells are plain text, and a row may be shorter. `numbers` are the positions of columns that are right-aligned.
+    `label` is for \ref, such as tab:runs; neither it nor a caption is written if it is empty.
     """
     form = "".join("r" if place in numbers else "l" for place in range(len(titles)))
 
