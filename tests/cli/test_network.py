@@ -92,9 +92,14 @@ def test_runs_that_go_on_are_compared_with_the_original(place: Path) -> None:
     found = [first["before"], first["after"], second["after"]]
     assert [side["costs"]["MACs per image"] for side in found] == macs
     own = json.loads((place / "runs" / "first-2" / "summary.json").read_text())["speeds"]
-    for speed, earlier, step in zip(second["speeds"], first["speeds"], own, strict=True):
-        assert (speed["engine"], speed["ratio"]) == (step["engine"], pytest.approx(earlier["ratio"] * step["ratio"]))
-        assert speed["low"] == pytest.approx(earlier["low"] * step["low"])
+    speeds, earlier, step = (
+        {each["engine"]: each for each in side} for side in (second["speeds"], first["speeds"], own)
+    )
+    in_both = earlier.keys() & step.keys()  # engines may be left out where the time for timing ends
+    assert "onnxruntime" in in_both
+    for name in in_both:
+        assert speeds[name]["ratio"] == pytest.approx(earlier[name]["ratio"] * step[name]["ratio"])
+        assert speeds[name]["low"] == pytest.approx(earlier[name]["low"] * step[name]["low"])
     assert not [note for note in compared.notes if "different" in note]
     assert compared.notes == ("B goes on from first. Its figures are relative to the original.",)
 
