@@ -259,3 +259,13 @@ def test_training_goes_on(streams: Any) -> None:
         graph.model(IMAGE).square().sum().backward()
     assert torch.allclose(small.norm.weight.grad, model.norm.weight.grad[KEPT], rtol=1e-9)
     assert torch.allclose(small.up.weight.grad, model.up.weight.grad[KEPT], rtol=1e-9)
+
+
+@pytest.mark.parametrize("streams", ["select", "coupled"])
+def test_a_python_file_of_the_class_is_refused(streams: Any, tmp_path: Any) -> None:
+    """The code of the class divides by the channels that are left."""
+    model = random_parameters(Transformer(nn.LayerNorm))
+    graph = prunus.trace(model, IMAGE, streams, norms="compensated")
+    small = prunus.prune(graph, prunus.Plan.of(graph, {"up:out": KEPT}))
+    with pytest.raises(prunus.ModelError, match=r"inner \(LayerNorm\) computes with a number of channels"):
+        prunus.export(small, IMAGE, tmp_path / "small.py", original=Transformer)

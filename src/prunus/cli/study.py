@@ -287,8 +287,7 @@ def structure(
     if (plan is None) == (widths is None):
         raise PlanError("give either the folder of a pruned network, or a network's name and --widths")
     whole = opened.model if opened.original is None else opened.original
-    ways: Any = {"streams": units.streams} if plan is None else {"streams": plan.streams, "norms": plan.norms}
-    graph = trace(whole, opened.example(), **ways)
+    graph = trace(whole, opened.example(), **({"streams": units.streams} if plan is None else plan.ways))
     if plan is None:
         parts = names(str(widths))
         pairs = [part.rpartition("=") for part in parts]

@@ -30,14 +30,14 @@ from prunus.graph.discover import ChannelAnalysis, discover
 from prunus.graph.memory import Memory, measure
 from prunus.graph.merging import follow_widths
 from prunus.graph.multihead import follow_mode, source_of
-from prunus.graph.plan import Plan, balanced, checked_indices, example_data, remember_plan
+from prunus.graph.plan import WAYS, Plan, balanced, checked_indices, example_data, remember_plan
 from prunus.graph.proof import prove, prove_branches, verify
 from prunus.graph.record import trace_calls
 from prunus.graph.replay import replay_plan
-from prunus.graph.surgery import carve
+from prunus.graph.surgery import carve, queries_and_keys
 from prunus.graph.traced import Example, Traced, check_example, check_network
 from prunus.graph.trials import Trial, twin_for
-from prunus.graph.units import Keep, Norms, Streams, Unit, make_units
+from prunus.graph.units import AttentionCut, Keep, Norms, Streams, Unit, make_units
 from prunus.util.options import check_choice
 from prunus.util.state import collected_later, undisturbed
 
@@ -58,6 +58,7 @@ class ChannelGraph:
         self.example = example
         self.streams: Streams = streams
         self.norms: Norms = "compensated" if analysis.find_rule.compensates else "whole"
+        self.attention: AttentionCut = "dims" if analysis.find_rule.dims else "heads"
         self.analysis = analysis
         self.layers: dict[str, Layer] = find_layers(analysis)
         self.grouped = make_units(analysis, streams)
@@ -110,6 +111,16 @@ class ChannelGraph:
     def memory(self) -> Memory:
         """What activations take at each call, for one image: `graph.memory.peak()` in bytes. Runs the network once."""
         return measure(self)
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """The arguments of `trace`, besides network and example."""
+        return {way: getattr(self, way) for way in WAYS}
+
+    def zeroing(self, unit: str) -> set[str]:
+        """The layers that compute something else where channels of a unit are zeroed."""
+        names = {reader.module for reader in (*self.units[unit].readers, *self.units[unit].norms)}
+        return names | queries_and_keys(self, {unit: ()}).keys()
 
     # -- plans
 
@@ -237,7 +248,13 @@ class ChannelGraph:
 
 
 def trace(
-    model: nn.Module, example: Example, streams: Streams = "select", *, norms: Norms = "whole", check: bool = True
+    model: nn.Module,
+    example: Example,
+    streams: Streams = "select",
+    *,
+    norms: Norms = "whole",
+    attention: AttentionCut = "heads",
+    check: bool = True,
 ) -> ChannelGraph:
     """Follow every channel of `model` from the layers that write it to the layers that read it.
 
@@ -253,26 +270,28 @@ def trace(
         norms: whether layer norms, RMS norms and group norms of one group may lose channels. "whole": what they
             normalise keeps its width. "compensated": they count channels that are gone as zeros and divide by their
             original number, which is exact. Streams lose channels in front of a norm only if they are coupled.
+        attention: what attention loses. "heads": whole heads. "dims": dimensions inside of heads, as many of each head:
+            those of queries, keys and values at one place in a head are one channel.
         check: at the end, carry out a trial plan and run it: units without which the network computes something else
             are frozen. Without it, trial plans are only followed on labels, and `prune` is the first to run the result.
 
     Raises:
         TraceError: the network cannot be followed, or does not run on the example.
     """
-    check_choice("streams", streams, ("select", "coupled"), TraceError)
-    check_choice("norms", norms, ("whole", "compensated"), TraceError)
+    for (name, known), given in zip(WAYS.items(), (streams, norms, attention), strict=True):
+        check_choice(name, given, known, TraceError)
     check_network(model)
     check_example(example)
     with undisturbed(model), collected_later():
         example = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, example)
-        compensates = norms == "compensated"
+        ways = {"compensates": norms == "compensated", "dims": attention == "dims"}
 
         def graph_of(network: nn.Module) -> ChannelGraph:
-            analysis = discover(network, example, compensates=compensates)
+            analysis = discover(network, example, **ways)
             twin = twin_for(model, example, with_means=True) if analysis.averaged else None
             if twin is not None:
                 with suppress(TraceError):
-                    analysis = discover(twin, example, compensates=compensates)
+                    analysis = discover(twin, example, **ways)
             return prove(ChannelGraph(analysis, example, streams), by_running=check)
 
         twin = twin_for(model, example)

@@ -109,14 +109,15 @@ class ChannelAnalysis:
         )
 
 
-def discover(model: nn.Module, example: Example, *, compensates: bool = False) -> ChannelAnalysis:
+def discover(model: nn.Module, example: Example, *, compensates: bool = False, dims: bool = False) -> ChannelAnalysis:
     """Trace the network and follow its channels. The model is not changed. Call it inside `undisturbed(model)`.
 
     compensates: norms over channels may lose some.
+    dims: attention loses dimensions of all heads, and not heads.
     """
     with modes_kept(model):
         traced = record_calls(model, example)
-        find_rule = RuleFinder(traced, *try_layers(traced), compensates=compensates)
+        find_rule = RuleFinder(traced, *try_layers(traced), compensates=compensates, dims=dims)
         while True:  # layers and parameters are cut only if the rules can follow every use of them
             emit = Emitter()
             record = LabelPass(find_rule, emit).run()
@@ -276,7 +277,7 @@ def _add_reads_of_training(find_rule: RuleFinder, example: Example, emit: Emitte
         return
     training = record_calls(traced.model, example, training=True)
     kept = {name: f"{name} reads it in training, where eval mode does not show it" for name in unseen}
-    extra = LabelPass(RuleFinder(training, {**find_rule.opaque, **kept}, find_rule.reading_all), emit).run()
+    extra = LabelPass(replace(find_rule, traced=training, opaque={**find_rule.opaque, **kept}), emit).run()
     record.unions += extra.unions  # its reads and writes are those of the first pass again
     record.frozen += extra.frozen
     for name, (_, reason) in extra.norms.items():

@@ -99,7 +99,7 @@ def load(folder: str | Path, model: nn.Module, *, graph: ChannelGraph | None = N
         )
     if graph is None:
         example = example_of(plan, model, folder / PLAN_FILE)
-        pruned = prune(trace(model, example, plan.streams, norms=plan.norms), plan)
+        pruned = prune(trace(model, example, **plan.ways), plan)
     else:
         if model is not graph.model and model is not source_of(graph.model):
             raise PlanError("expected load(folder, model, graph=graph) with the graph of this model, not of another")
@@ -224,7 +224,7 @@ def _check_that_it_loads(model: nn.Module, plan: Plan, path: Path) -> None:
                 parameter.data = parameter.mean() + parameter.std() * noise
         forget(new, example)
         try:
-            pruned = prune(trace(new, example, plan.streams, norms=plan.norms), plan, check=False)
+            pruned = prune(trace(new, example, **plan.ways), plan, check=False)
         except PrunusError as error:
             raise FileError(
                 f"{type(model).__name__} is not saved, because prunus.load could not build it again: {error}. A new "

@@ -255,6 +255,8 @@ class Record:
     decisions: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # what depends on widths, see `Call.decided`
     failed: dict[str, str] = field(default_factory=dict)  # node name -> why its rule could not follow the channels
     norms: dict[str, tuple[int, str]] = field(default_factory=dict)  # norm or mean over channels -> axis, why whole
+    products: list[Indices] = field(default_factory=list)  # labels of queries and keys that a product sums over
+    scales: dict[tuple[str, str], tuple[Indices, float]] = field(default_factory=dict)  # attribute -> queries, scale
     averaged: list[tuple[Indices, str]] = field(default_factory=list)  # labels that code takes the mean of, and reason
     numbers: dict[Origin, Indices] = field(default_factory=dict)  # attribute of a module -> the channels that it counts
     _varying: dict[int, frozenset[int]] = field(default_factory=dict)  # id of a value -> the axes of its channels
@@ -391,13 +393,13 @@ class Call:
         """The labels that a layer mixes along `dim`. If another axis carries channels, as in the token mixing of an
         MLP-Mixer, these are kept, and the layer may only lose outputs."""
         vector = self.vector(self.x, dim)
-        if vector is not None or (self.reads_all and not self._only_parameters(self.x)):
+        if vector is not None or (self.reads_all and not self.only_parameters(self.x)):
             return self.channels(self.x, dim)
         why = "runs along an axis that carries channels"
-        self.record.opaque |= dict.fromkeys(self._only_parameters(self.x), f"{self.what} {why}")
+        self.record.opaque |= dict.fromkeys(self.only_parameters(self.x), f"{self.what} {why}")
         return self.keeps(dim, why)
 
-    def _only_parameters(self, labels: Tensor) -> list[str]:
+    def only_parameters(self, labels: Tensor) -> list[str]:
         """The parameters from which alone this value is computed, as the queries of a decoder are."""
         mine = present(labels)
         within = {name: np.isin(mine, known) for name, known in self.record.parameters.items()}

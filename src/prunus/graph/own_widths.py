@@ -5,9 +5,11 @@ its class, in whose forward each use of such a size asks the module first:
 
     x.transpose(1, 2).reshape(B, N, self.prunus_width(3, C))
 
-`prunus_width` returns the attribute `prunus_width_3` if the module has it, else the size. Everything else is the text
-of the original forward. While a network is recorded, its attentions have such classes too, and the size at each use is
-a `Number`: so the label rules find which channels it counts, plans say how many are left, and loading sets it again.
+`prunus_width` returns the attribute `prunus_width_3` if the module has it, else the size. Likewise `prunus_scale`,
+where the code leaves the scale of queries by keys to PyTorch, which computes it from the size of a head. Everything
+else is the text of the original forward. While a network is recorded, its attentions have such classes too, and the
+size at each use is a `Number`: so the label rules find which channels it counts, plans say how many are left, and
+loading sets it again.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from typing import Any
 
 from torch import nn
 
-from prunus.graph.proxies import Number, value_of
+from prunus.graph.proxies import Number, Scale, value_of
 from prunus.graph.rewriting import names_in_forward, rewritten
 from prunus.graph.traced import CONVOLUTIONS, MIXING, named_modules
 
-WIDTH = "prunus_width_"
+WIDTH, SCALE = "prunus_width_", "prunus_scale_"
 PATH = "prunus_path"  # attribute of a module that is being recorded: its name in the network
 _KINDS = ("features", "channels")
 _ATTENTION = frozenset(("softmax", "scaled_dot_product_attention", "attn_drop"))  # what code of an attention names
@@ -42,6 +44,37 @@ class _Uses(ast.NodeTransformer):
         ask = ast.Attribute(ast.Name("self", ast.Load()), "prunus_width", ast.Load())
         self.count += 1
         return ast.copy_location(ast.Call(ask, [ast.Constant(self.count - 1), node], []), node)
+
+
+class _Scales(ast.NodeTransformer):
+    """Asks the module for the scale at each product of queries and keys that has none."""
+
+    count = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        query = node.args[0] if node.args else given.get("query")
+        if name != "scaled_dot_product_attention" or {"scale", None} & given.keys() or not isinstance(query, ast.Name):
+            return node
+        ask = ast.Attribute(ast.Name("self", ast.Load()), "prunus_scale", ast.Load())
+        scale = ast.Call(ask, [ast.Constant(self.count), ast.Name(query.id, ast.Load())], [])
+        self.count += 1
+        node.keywords.append(ast.keyword("scale", scale))
+        return node
+
+
+def _prunus_scale(self: nn.Module, use: int, query: Any) -> Any:
+    """The scale of a product: the module's own, if pruning gave it one; None is that of PyTorch."""
+    attribute = f"{SCALE}{use}"
+    own, path = getattr(self, attribute, None), getattr(self, PATH, None)
+    size = getattr(value_of(query), "shape", (0,))[-1]
+    if path is None or not size:
+        return own
+    scale = Scale(size**-0.5 if own is None else own)
+    scale.origin = path, attribute
+    return scale
 
 
 def _prunus_width(self: nn.Module, use: int, size: Any) -> Any:
@@ -92,11 +125,11 @@ def with_own_widths(module: nn.Module) -> type[nn.Module] | None:
 def _asking(kind: type[nn.Module], last: bool) -> type[nn.Module] | None:
     def edit(function: ast.FunctionDef) -> bool:
         names = _names_of_channels(function, last)
-        uses = _Uses(names)
-        function.body = [uses.visit(statement) for statement in function.body]
-        return bool(names)
+        uses, scales = _Uses(names), _Scales()
+        function.body = [scales.visit(uses.visit(statement)) for statement in function.body]
+        return bool(names or scales.count)
 
-    return rewritten(kind, edit, (_restored, kind, last), prunus_width=_prunus_width)
+    return rewritten(kind, edit, (_restored, kind, last), prunus_width=_prunus_width, prunus_scale=_prunus_scale)
 
 
 def give_own_widths(module: nn.Module) -> None:

@@ -7,7 +7,7 @@ import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.errors import FileError, PlanError
-from prunus.graph.units import Keep, Norms, Streams, Unit
+from prunus.graph.units import AttentionCut, Keep, Norms, Streams, Unit
 from prunus.util.typed_json import versioned_object
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ def _some(names: Sequence[str], limit: int = 6) -> str:
 FORMAT = "prunus-plan"
 VERSION = 1
 SHOWN = 10  # units in the text of a plan
+# How a network is traced for a plan: arguments of `trace`, with the default first.
+WAYS: dict[str, tuple[str, str]] = {
+    "streams": ("select", "coupled"),
+    "norms": ("whole", "compensated"),
+    "attention": ("heads", "dims"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,6 +105,7 @@ class Plan:
         widths: Unit -> its number of channels in that network.
         keep: Unit -> kept channels, ascending.
         norms: Whether norms over channels may lose some: "whole" or "compensated".
+        attention: What attention loses: "heads" or "dims".
     """
 
     fingerprint: str
@@ -107,6 +114,7 @@ class Plan:
     widths: Mapping[str, int]
     keep: Mapping[str, tuple[int, ...]]
     norms: Norms = "whole"
+    attention: AttentionCut = "heads"
 
     @classmethod
     def of(cls, graph: ChannelGraph, keep: Keep) -> Plan:
@@ -129,18 +137,16 @@ class Plan:
         }
         graph.check(kept)
         widths = {name: unit.width for name, unit in graph.units.items()}
-        return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept, graph.norms)
+        return cls(graph.fingerprint, graph.streams, graph.example_shapes, widths, kept, graph.norms, graph.attention)
 
     def then(self, later: Plan) -> Plan:
         """Both plans in one, for the network of this plan. `later` is a plan for the network that this plan gives."""
         if not isinstance(later, Plan):
             raise PlanError(f"expected a plan, got {type(later).__name__}")
-        if self.streams != later.streams:
-            raise PlanError(
-                f"a plan with streams={self.streams!r} cannot be followed by one with streams={later.streams!r}"
-            )
-        if self.norms != later.norms:
-            raise PlanError(f"a plan with norms={self.norms!r} cannot be followed by one with norms={later.norms!r}")
+        for way in WAYS:
+            mine, other = getattr(self, way), getattr(later, way)
+            if mine != other:
+                raise PlanError(f"a plan with {way}={mine!r} cannot be followed by one with {way}={other!r}")
         for name, width in later.widths.items():
             if name not in self.keep:
                 raise PlanError(f"the later plan has a unit {name!r} that the first plan does not have")
@@ -153,7 +159,12 @@ class Plan:
             name: tuple(kept[i] for i in later.keep[name]) if name in later.keep else kept
             for name, kept in self.keep.items()
         }
-        return Plan(self.fingerprint, self.streams, self.example, dict(self.widths), keep, self.norms)
+        return replace(self, widths=dict(self.widths), keep=keep)
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """The arguments with which `trace` finds the units of this plan."""
+        return {way: getattr(self, way) for way in WAYS}
 
     def removed(self) -> dict[str, int]:
         """unit -> number of channels that it loses."""
@@ -172,10 +183,10 @@ class Plan:
     def difference_from(self, graph: ChannelGraph) -> str | None:
         """Why the plan does not belong to a network, in words; None if it does."""
         network, units = type(graph.model).__name__, graph.units
-        if self.streams != graph.streams:
-            return f"it was made with streams={self.streams!r}, this graph with {graph.streams!r}"
-        if self.norms != graph.norms:
-            return f"it was made with norms={self.norms!r}, this graph with {graph.norms!r}"
+        for way in WAYS:
+            mine, other = getattr(self, way), getattr(graph, way)
+            if mine != other:
+                return f"it was made with {way}={mine!r}, this graph with {other!r}"
         for name in {**self.widths, **units}:
             if name not in units:
                 return f"it has a unit {name!r} that {network} does not have"
@@ -195,7 +206,7 @@ class Plan:
             "version": VERSION,
             "fingerprint": self.fingerprint,
             "streams": self.streams,
-            **({} if self.norms == "whole" else {"norms": self.norms}),
+            **{way: value for way, value in self.ways.items() if way != "streams" and value != WAYS[way][0]},
             "example": self.example,
         }
         units = {name: {"width": self.widths[name], "keep": list(kept)} for name, kept in self.keep.items()}
@@ -207,18 +218,17 @@ class Plan:
         """Read the text that `to_json` returns."""
         data = versioned_object(text, "plan", FORMAT, VERSION)
         try:
-            if data["streams"] not in ("select", "coupled"):
-                raise ValueError(f'"streams" must be "select" or "coupled", not {data["streams"]!r}')
-            if data.get("norms", "whole") not in ("whole", "compensated"):
-                raise ValueError(f'"norms" must be "whole" or "compensated", not {data["norms"]!r}')
+            ways = {way: data[way] if way == "streams" else data.get(way, known[0]) for way, known in WAYS.items()}
+            for way, (one, other) in WAYS.items():
+                if ways[way] not in (one, other):
+                    raise ValueError(f'"{way}" must be "{one}" or "{other}", not {ways[way]!r}')
             widths, keep = {}, {}
             for name, unit in data["units"].items():
                 width = widths[str(name)] = unit["width"]
                 if type(width) is not int or width < 1:
                     raise ValueError(f"the width of {name!r} must be a whole number above 0, not {width!r}")
                 keep[str(name)] = checked_indices(str(name), width, unit["keep"], can_vanish=True)
-            norms = data.get("norms", "whole")
-            return cls(str(data["fingerprint"]), data["streams"], data["example"], widths, keep, norms)
+            return cls(str(data["fingerprint"]), example=data["example"], widths=widths, keep=keep, **ways)
         except (KeyError, TypeError, AttributeError, ValueError, PlanError) as error:
             raise FileError(f"not a complete plan: something in it is missing or wrong ({error})") from error
 

@@ -186,6 +186,13 @@ class Number(int):
         return int, (int(self),)
 
 
+class Scale(float):
+    """The scale of a product of queries and keys, where the code leaves it to PyTorch. A pruned module may keep another
+    one, as an attribute."""
+
+    origin: tuple[str, str]  # module and attribute
+
+
 def _computed(function: Callable[..., int], *operands: Any) -> Any:
     if not all(type(each) in (int, Number) for each in operands):
         return NotImplemented  # a recorded size, which records the operation, or a float
@@ -228,11 +235,17 @@ def set_number(model: nn.Module, origin: Origin, value: int) -> None:
         setattr(module, attribute, value)
 
 
-def number_on(model: nn.Module, number: Number) -> int:
+def number_on(model: nn.Module, number: Number | Scale) -> float:
     """A number as the attributes of another model, such as a pruned copy, give it."""
+    if isinstance(number, Scale):
+        return float(getattr(model.get_submodule(number.origin[0]), number.origin[1], number))
+    return _integer_on(model, number)
+
+
+def _integer_on(model: nn.Module, number: Number) -> int:
     if number.formula is not None:
         function, operands = number.formula
-        return function(*(number_on(model, each) if isinstance(each, Number) else each for each in operands))
+        return function(*(_integer_on(model, each) if isinstance(each, Number) else each for each in operands))
     if number.origin is None:
         return int(number)
     name, attribute, place = number.origin

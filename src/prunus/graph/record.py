@@ -33,6 +33,7 @@ from prunus.graph.proxies import (
     PROXIES,
     Arguments,
     Number,
+    Scale,
     TensorProxy,
     numbers_known,
     proxy_of,
@@ -308,7 +309,7 @@ def _explanation(model: nn.Module, error: BaseException, example: Example) -> st
 
 # -- a torch.fx tracer that computes each call on the example while recording it
 
-_PLAIN = frozenset((int, Number, float, bool, str, type(None), torch.dtype, torch.device))
+_PLAIN = frozenset((int, Number, Scale, float, bool, str, type(None), torch.dtype, torch.device))
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # around a part of the network
 _call_module = nn.Module.__call__  # before torch.fx patches it
 
@@ -348,7 +349,7 @@ class ValueTracer(fx.Tracer):
         if kind in PROXIES:
             return a.node
         if kind in _PLAIN:
-            self._met_number |= kind is Number
+            self._met_number |= kind is Number or kind is Scale
             return a
         if kind is tuple:
             return tuple([self.create_arg(part) for part in a])

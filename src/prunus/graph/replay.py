@@ -37,6 +37,7 @@ class Slices:
     passing: dict[str, tuple[Indices, int]] = field(default_factory=dict)  # layer -> channels, and how many there were
     parameters: dict[str, dict[int, Indices]] = field(default_factory=dict)  # standalone parameter -> axis -> entries
     numbers: dict[Origin, int] = field(default_factory=dict)  # attribute of a module that counts channels -> new value
+    scales: dict[tuple[str, str], float] = field(default_factory=dict)  # attribute of an attention -> its scale
     removed: tuple[Branch, ...] = ()  # branches that are gone
 
 
@@ -186,6 +187,9 @@ def _slices(graph: ChannelGraph, live: Liveness, record: Record, numbers: dict[O
             shape = traced.attributes[name].shape
             axes = entries_of(written, shape, np.isin(np.arange(len(written)), index))
             slices.parameters[name] = {d: each for d, each in enumerate(axes) if len(each) < shape[d]}
+    for attribute, (labels, scale) in old.scales.items():
+        if not live.alive[graph.analysis.of_label[labels]].all():
+            slices.scales[attribute] = scale
     # Code that takes the width of its input for another one needs its own also if only the input has become narrower.
     narrower = graph.streams == "coupled" and bool(slices.mixing)
     for each, count in numbers.items():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.graph.proxies import Number, input_tensors, number_on
+from prunus.graph.proxies import Number, Scale, input_tensors, number_on
 from prunus.graph.selection import InputMask, selection_of
 from prunus.graph.traced import Traced, attribute_of, call_with_lists, submodules
 
@@ -54,7 +54,7 @@ class GraphRunner(fx.Interpreter):
         numbered = [node for node in self.nodes if node.name in traced.with_numbers and model is not traced.model]
         self._numbered = {
             node: fx.node.map_aggregate(
-                (node.args, node.kwargs), lambda arg: number_on(model, arg) if isinstance(arg, Number) else arg
+                (node.args, node.kwargs), lambda arg: number_on(model, arg) if isinstance(arg, Number | Scale) else arg
             )
             for node in numbered
         }

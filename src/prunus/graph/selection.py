@@ -211,3 +211,15 @@ class InputMask:
             axis = x.dim() - weight.dim() + 1
         with torch._C.DisableTorchFunction() if type(x) is Tensor else nullcontext():
             return x.index_fill(axis, self.channels.to(x.device), 0)
+
+
+class OutputMask:
+    """A forward hook that sets these channels of a layer's output to zero."""
+
+    def __init__(self, channels: Tensor) -> None:
+        self.channels = channels
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        with torch._C.DisableTorchFunction() if type(output) is Tensor else nullcontext():
+            return output.index_fill(output.dim() - weight.dim() + 1, self.channels.to(output.device), 0)

@@ -19,7 +19,7 @@ from prunus.graph.multihead import Projection
 from prunus.graph.norms import compensate
 from prunus.graph.own_widths import WIDTH, give_own_widths
 from prunus.graph.proxies import set_number
-from prunus.graph.selection import InputMask, select, unselect
+from prunus.graph.selection import InputMask, OutputMask, select, unselect
 from prunus.graph.traced import CONVOLUTIONS, DEPTHWISE, MIXING, TRANSPOSED, is_depthwise, named_modules, submodules
 from prunus.graph.units import Indices, Keep
 from prunus.util.state import CONTAINERS, PLAIN, nothing_compiled
@@ -74,6 +74,9 @@ def carve(graph: ChannelGraph, record: Record, slices: Slices, *, share: bool = 
         if origin[1].startswith(WIDTH):
             give_own_widths(model.get_submodule(origin[0]))
         set_number(model, origin, number)
+    for (owner, attribute), scale in slices.scales.items():
+        give_own_widths(model.get_submodule(owner))
+        setattr(model.get_submodule(owner), attribute, scale)
     for name in () if share else cut:  # parameters of cut layers that were not cut, such as a single slope
         pairs = zip(layers[name].parameters(recurse=False), old_layers[name].parameters(recurse=False), strict=True)
         for parameter, old in pairs:
@@ -171,8 +174,9 @@ def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
 def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     """Inside the block, `graph.model` computes what the pruned model would compute.
 
-    The channels that a reader drops are set to zero where they enter it, and where they enter norms over channels. Of a
-    branch that is removed, zeros are added. Weights are not touched.
+    The channels that a reader drops are set to zero where they enter it, and where they enter norms over channels. Of
+    queries and keys, dimensions are set to zero where they leave their layer. Of a branch that is removed, zeros are
+    added. Weights are not touched.
 
     Args:
         graph: the graph of the model.
@@ -192,6 +196,9 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
             axis, _ = graph.analysis.record.norms.get(name, (None, ""))
             mask = InputMask(torch.from_numpy(np.concatenate(parts)), axis)
             hooks.append(graph.analysis.traced.modules[name].register_forward_pre_hook(mask, with_kwargs=True))
+        for name, outputs in queries_and_keys(graph, keep).items():
+            zeros = OutputMask(torch.from_numpy(outputs))
+            hooks.append(graph.analysis.traced.modules[name].register_forward_hook(zeros))
         ends = [graph.model.get_submodule(branch.end) for branch in graph.removed_by(keep).branches]
         hooks += [end.register_forward_hook(lambda module, args, output: torch.zeros_like(output)) for end in ends]
         with nothing_compiled():  # compiled code does not see new hooks
@@ -199,6 +206,20 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def queries_and_keys(graph: ChannelGraph, keep: Keep) -> dict[str, Indices]:
+    """Layer -> its outputs that are dimensions of queries or keys that a plan drops. A product sums over them."""
+    analysis, gone = graph.analysis, np.zeros(graph.analysis.channels, dtype=bool)
+    if not analysis.record.products:
+        return {}
+    for name, kept in keep.items():
+        channels = graph.grouped.channels[name]
+        gone[np.delete(channels, np.asarray(kept, dtype=np.int64))] = True
+    labels = np.unique(np.concatenate(analysis.record.products))
+    labels = labels[gone[analysis.of_label[labels]]]
+    found = {name: np.flatnonzero(np.isin(written, labels)) for name, written in analysis.record.writes.items()}
+    return {name: outputs for name, outputs in found.items() if len(outputs)}
 
 
 # -- make a layer smaller: keep slices of its tensors. The layer, which must be part of a copy, is changed.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Kind = Literal["private", "stream"]
 Streams = Literal["select", "coupled"]
 Norms = Literal["whole", "compensated"]
+AttentionCut = Literal["heads", "dims"]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Keep = Mapping[str, Sequence[int]]  # unit -> channels to keep

@@ -122,7 +122,7 @@ def run_round(
     if candidate is None:
         graph = context.graph
         if current is not context.original:
-            graph = trace(current, graph.example, graph.streams, norms=graph.norms)
+            graph = trace(current, graph.example, **graph.ways)
         measured = Measurements(context, number, graph, PhaseClock())
         rounds_left = (settings.rounds or 1) - number + 1
         budget = context.budget.aim(context.budget.of(graph)({}), rounds_left)

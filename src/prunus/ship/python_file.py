@@ -35,6 +35,8 @@ from torch.utils._pytree import tree_map
 from prunus.errors import ModelError, PrunusError
 from prunus.graph.branches import Absent
 from prunus.graph.compare import distance
+from prunus.graph.norms import KEPT, Mean
+from prunus.graph.own_widths import SCALE, WIDTH
 from prunus.graph.selection import INDEX, selection_of
 from prunus.graph.traced import Example, as_call
 from prunus.timing.onnx_export import TOLERANCE, Difference, comparison_batches
@@ -65,6 +67,7 @@ def export_python(
     """Write `path` and, beside it, the weights. See `prunus.export`."""
     if not path.stem.isidentifier():
         raise ModelError(f"{path.name} cannot be imported: give a name of letters, digits and _, such as small.py")
+    _check_plain(model)
     source = _origin(type(model) if original is None else original, dict(arguments or {}))
     if source.home.partition(".")[0] == path.stem:
         raise ModelError(f"{path.name} would hide the module {path.stem}, which holds the network; use another name")
@@ -270,6 +273,16 @@ def _sorted(imports: list[str]) -> str:
 
 
 # -- how the pruned network differs from it
+
+
+def _check_plain(model: nn.Module) -> None:
+    """ModelError if the code of the network's classes does not compute what the pruned network computes."""
+    for name, module in model.named_modules():
+        if isinstance(module, Mean) or any(each.startswith((KEPT, SCALE, WIDTH)) for each in vars(module)):
+            raise ModelError(
+                f"{name} ({type(module).__name__}) computes with a number of channels of the original network, which "
+                "the code of its class does not do; write an .onnx or .pt2 file instead"
+            )
 
 
 def _check_same_layers(model: nn.Module, whole: nn.Module, built: str) -> None:

@@ -78,7 +78,7 @@ class SensitivityArms:
         """All iterations of one method. Writes their rows."""
         if self.place.row(method) is not None:
             return
-        begin = trace(first, self.graph.example, self.graph.streams, norms=self.graph.norms)
+        begin = trace(first, self.graph.example, **self.graph.ways)
         wanted = self.settings.iterations
         target = 1 - (1 - self.settings.end) * self.graph.macs / begin.macs
         if not 0 < target < 1:

@@ -41,10 +41,7 @@ class PartialForward:
         self._cut = cut or cut_by_zeroing(graph)
         self._runner = GraphRunner(graph.analysis.traced)
         self._again = {
-            name: self._runner.dependents(
-                self._runner.calls_of({reader.module for reader in (*unit.readers, *unit.norms)})
-            )
-            for name, unit in graph.units.items()
+            name: self._runner.dependents(self._runner.calls_of(graph.zeroing(name))) for name in graph.units
         }
         self._free_again = {unit: last_uses(nodes) for unit, nodes in self._again.items()}
         needed: set[fx.Node] = set()  # nodes that some unit's calls use and do not compute themselves

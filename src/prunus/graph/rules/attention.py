@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from prunus.graph.labels import Call, CannotFollow, broadcast_shape, compact, constant, fixed_like, present
+from prunus.graph.proxies import Scale
 from prunus.graph.traced import MIXING, argument_of
 
 _FUNCTIONS = (torch.matmul, torch.bmm, torch.einsum, operator.matmul, F.scaled_dot_product_attention)
@@ -68,10 +69,24 @@ def scaled_dot_product_attention(call: Call) -> Any:
     mask = call.argument(3, "attn_mask")
     if call.argument(7, "enable_gqa", False) or min(q.dim(), k.dim(), v.dim()) < 3:
         return call.unknown()
+    if call.labels.find_rule.dims:
+        _keep_scale(call, q)
+        if q.size(-1) == v.size(-1) and q.shape[:-2] == v.shape[:-2]:
+            call.unite_everywhere(q.narrow(-2, 0, 1), v.narrow(-2, 0, 1))
     weights = _matmul(call, q, k.transpose(-2, -1), WEIGHTS)
     if isinstance(mask, Tensor):
         weights = call.unite(weights, mask, additive=False)
     return _matmul(call, weights, v, VALUES)
+
+
+def _keep_scale(call: Call, queries: Tensor) -> None:
+    """With fewer dimensions, the scale stays that of the original."""
+    scale = call.literal(6, "scale")
+    labels = present(queries)
+    if isinstance(scale, Scale):
+        call.record.scales[scale.origin] = labels, float(scale)
+    elif scale is None and len(labels):
+        call.freeze(queries, f"{call.what} computes its scale from the number of channels")
 
 
 def average_of_heads(call: Call) -> Any:
@@ -82,6 +97,11 @@ def average_of_heads(call: Call) -> Any:
 
 def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) -> Tensor:
     """The labels of the sum over some axes of a product of two tensors that broadcast. The axes stay, with size 1."""
+    if call.labels.find_rule.dims:
+        a, b = (_without_parameters(call, tensor) for tensor in (a, b))
+        found = [[d for d in call.axes(tensor, step + side) if d in summed] for side, tensor in (("a", a), ("b", b))]
+        if found[0] and found[0] == found[1]:
+            return _summed_over(call, a, b, summed, step)
     parts, axes = [], []
     for side, tensor in (("a", a), ("b", b)):
         varies = call.axes(tensor, step + side)
@@ -104,6 +124,32 @@ def _contracted(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) 
     if len(present(out)):  # its work is the same for each of them
         call.record.filters[call.node.name + step] = compact(out).reshape(-1).numpy()
     return out
+
+
+def _without_parameters(call: Call, tensor: Tensor) -> Tensor:
+    """What comes from parameters alone, such as position biases of each head, keeps all that it has."""
+    if not call.only_parameters(tensor):
+        return tensor
+    call.freeze(tensor, f"{call.what} multiplies it with whole heads")
+    return constant(tensor.shape)
+
+
+def _summed_over(call: Call, a: Tensor, b: Tensor, summed: list[int], step: str) -> Tensor:
+    """A sum over dimensions of heads: those of queries and of keys that meet are pruned together, and the result has
+    none of them."""
+    axes = {*call.axes(a, step + "a")} & {*call.axes(b, step + "b")}
+    out = broadcast_shape(a.shape, b.shape)
+    met = call.unite_everywhere(*(tensor[tuple(_all_or_first(tensor, axes))] for tensor in (a, b)))
+    call.record.products += [present(a), present(b)]
+    call.record.filters[call.node.name + step] = compact(met).reshape(-1).numpy()
+    for tensor, side in ((a, "a"), (b, "b")):
+        if set(call.axes(tensor, step + side)) - axes:
+            raise CannotFollow(f"{call.what} joins channels of different axes")
+    return constant(tuple(1 if d in summed else n for d, n in enumerate(out)))
+
+
+def _all_or_first(tensor: Tensor, axes: set[int]) -> list[slice]:
+    return [slice(None) if d in axes else slice(0, 1) for d in range(tensor.dim())]
 
 
 def products_of(node: fx.Node, shapes: Mapping[str, Any]) -> dict[str, int]:

@@ -217,13 +217,25 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
 
     before, after = call.axes(call.x), call.axes(out, "out")
     heads = [d for d in after[:-1] if type(spelled[d]) is not int or spelled[d] == -1] if len(before) == 1 else []
-    if heads and is_for_products(call):
+    dims = call.labels.find_rule.dims and len(before) == 1 and bool(after)
+    if (heads or dims) and is_for_products(call):
         # [3 H D] -> [3, H, D]: channels of a head are pruned together, and the same number of heads is left in each
-        # part. An attribute for their number follows.
-        _regroup(call, out, [d for d in after if d != heads[-1]], heads[-1])
-        if isinstance(spelled[heads[-1]], Number):
-            call.counts(spelled[heads[-1]], _along_only(out, heads[-1]))
-        _count_all(call, out, spelled, heads[-1], after[-1])
+        # part. Or, if heads lose dimensions: those of one head at the same place in each part, and as many of each
+        # head. An attribute for their number follows.
+        losing = after[-1] if dims else heads[-1]
+        if dims:
+            parts = [d for d in after[:-1] if d not in heads[-1:]]
+            for d in parts:
+                call.unite_along(out, d)
+            first = out[tuple(slice(0, 1) if d in parts else slice(None) for d in range(out.dim()))]
+            _regroup(call, first, heads[-1:], losing)
+            if is_number(losing) and not isinstance(spelled[losing], Number):
+                call.freeze(call.x, f"{call.what} fixes the number of channels, {spelled[losing]}")
+        else:
+            _regroup(call, out, [d for d in after if d != losing], losing)
+        if isinstance(spelled[losing], Number):
+            call.counts(spelled[losing], _along_only(out, losing))
+        _count_all(call, out, spelled, heads[-1:], after[-1])
         return out
     fixed = [d for d in after if is_number(d)]
     free = [d for d in after if d not in fixed]
@@ -246,16 +258,17 @@ def _split_axes(call: Call, out: Tensor, spelled: list[Any]) -> Tensor:
     return out
 
 
-def _count_all(call: Call, out: Tensor, spelled: list[Any], heads: int, inside: int) -> None:
+def _count_all(call: Call, out: Tensor, spelled: list[Any], heads: list[int], inside: int) -> None:
     """[C] -> [heads, C // heads] or [C // size, size]: C counts the channels of all heads."""
-    for formula in (spelled[inside], spelled[heads]):
+    for formula in (spelled[d] for d in (inside, *heads)):
         divides = (
             isinstance(formula, Number) and formula.formula is not None and formula.formula[0] is operator.floordiv
         )
         whole = formula.formula[1][0] if divides else None
         if isinstance(whole, Number) and whole.origin is not None:
-            both = out.movedim((heads, inside), (0, 1)).reshape(out.size(heads), out.size(inside), -1)[..., 0]
-            call.counts(whole, both.reshape(-1))
+            axes = [*heads, inside]
+            both = out.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1)
+            call.counts(whole, both.reshape(len(both), -1)[:, 0])
 
 
 def _along_only(labels: Tensor, dim: int) -> Tensor:

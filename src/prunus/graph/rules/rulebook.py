@@ -220,6 +220,7 @@ class RuleFinder:
     opaque: Mapping[str, str]  # modules and parameters that must not be cut -> reason
     reading_all: frozenset[str] = frozenset()  # layers that may lose outputs, but keep all of their inputs
     compensates: bool = False  # whether norms over channels may lose some
+    dims: bool = False  # whether attention loses dimensions of all heads, and not heads
 
     def __call__(self, node: fx.Node) -> Rule:
         """The rule for a node: a user-provided one first, then the one of the tables, else `unknown`."""
