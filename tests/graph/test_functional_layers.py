@@ -199,6 +199,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
         lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight / self.weight.max(), padding=1), 8, 8),
         {"b:out"},
     ),
+    "computed, with a factor behind it": (
+        lambda: with_forward(Standardised, lambda self, x: F.conv2d(x, self.weight * 0.5) * self.gain[:, 0], 8, 8),
+        FREE | {"middle:out"},
+    ),
     "by the number of inputs": (  # which pruning changes
         lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight / self.weight.size(1), padding=1), 8, 8),
         FREE,

@@ -83,7 +83,7 @@ def try_layers(traced: Traced) -> tuple[dict[str, str], frozenset[str]]:
                 reading_all.add(name)
             elif cuts == "nothing":
                 kind = type(traced.module(node)).__name__
-                reasons[name] = f"{kind} {name} computes the weights of an output from those of others"
+                reasons[name] = f"{kind} {name} computes weights of an output from those of others, or from a width"
     return reasons, frozenset(reading_all)
 
 
@@ -276,7 +276,8 @@ def _cut(layer: Any, keep: Indices, part: int, tensors: Sequence[str]) -> Indice
         blocks = np.arange(int(out_width)).reshape(1 if tensors else _groups(layer), -1)
         first = min(2, blocks.shape[1] // 2)
         outputs = (blocks[:, first:] if part == 0 or not first else blocks[:, :first]).reshape(-1)
-        surgery.shrink_mixing(layer, keep, outputs, tensors)
+        # A layer of the user's own may use others behind it, which the label rules follow.
+        surgery.shrink_mixing(layer, keep, outputs, [*layer._parameters, *layer._buffers])
         return outputs
     base = base_layer(layer)
     rule = None if base is None else LAYERS.get(base)
