@@ -109,9 +109,8 @@ def _write_core_ml(model: nn.Module, example: Example, path: Path) -> None:
     wanted = [list(value.shape) for value in tree_leaves(call(model, example)) if isinstance(value, Tensor)]
     program = export_program(model, example, dynamic_batch=False)
     layers = ("conv", "linear", "addmm")
-    count = sum(
-        any(name in str(node.target) for name in layers) for node in program.graph.nodes if node.op[:4] == "call"
-    )
+    called = [str(node.target) for node in program.graph.nodes if node.op[:4] == "call"]
+    count = sum(any(name in target for name in layers) for target in called)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         part = Path(folder) / "model.mlpackage"

