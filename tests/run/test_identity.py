@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 from prunus.errors import RunError
+from prunus.graph.channel_graph import trace
 from prunus.run import identity
 from prunus.run.compress import compress
-from prunus.run.identity import data_facts, loader_facts, refuse_other
+from prunus.run.identity import data_facts, loader_facts, network_digest, refuse_other
 from prunus.util.batches import Batches
 from prunus.zoo.data import load
 from tests.run.toys import HOLDOUT, QUICK, TEST, TRAIN, Small, batches, contents, trained
@@ -75,6 +76,12 @@ def test_other_data_and_another_forward_are_refused(tmp_path: Path) -> None:
         compress(forward, **loaders, folder=tmp_path, **GOAL)
     assert contents(tmp_path) == before
     assert compress(trained(), **loaders, folder=tmp_path, **GOAL).plan == first.plan
+
+
+def test_a_network_is_told_by_its_calls_however_its_streams_are_treated() -> None:
+    example = torch.zeros(1, 3, 6, 6)
+    one, same = (network_digest(trace(trained(), example, streams)) for streams in ("select", "coupled"))
+    assert one == same != network_digest(trace(OtherForward().eval(), example))
 
 
 class OtherForward(Small):

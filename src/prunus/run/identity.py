@@ -81,7 +81,8 @@ def network_digest(graph: ChannelGraph) -> str:
     """A hash of a network's layers, widths and calls, however its streams are treated."""
     layers = [[x.name, x.kind, x.inputs, x.outputs, x.groups, x.kernel] for x in graph.layers.values()]
     calls = [str(node.format_node()) for node in graph.analysis.traced.graph.nodes]  # its forward may have been changed
-    text = re.sub(r" at 0x\w+", "", json.dumps([layers, calls]))  # addresses of functions differ each time
+    # Addresses of functions differ each time, and the run may go on on another device.
+    text = re.sub(r" at 0x\w+|device\([^)]*\)", "", json.dumps([layers, calls]))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
