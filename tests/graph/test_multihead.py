@@ -249,6 +249,24 @@ def test_the_network_is_left_as_it_was() -> None:
     assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(want, IMAGE)) < 1e-12
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_zeroed_holds_for_the_network_itself(training: bool) -> None:
+    """Not only for the twin that the graph follows; and in the mode that the network has inside the block."""
+    model = Tokens(itself).double().eval()
+    graph = prunus.trace(model, IMAGE)
+    assert graph.model is not model
+    plan = prunus.Plan.of(graph, proof.random_keep(graph, 0))
+    small = prunus.prune(graph, plan).train(training)
+    with torch.no_grad():
+        whole = model(IMAGE)
+        with prunus.zeroed(graph, plan):
+            zeroed = model.train(training)(IMAGE)
+        assert torch.allclose(zeroed, small(IMAGE), rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(zeroed, whole)
+        assert torch.equal(model.eval()(IMAGE), whole)
+    assert "forward" not in vars(model)
+
+
 @pytest.mark.parametrize("case", ["with weights that nobody uses", "another", "weights of their own"])
 def test_a_head_that_equals_another_costs_nothing_after_repair(case: str) -> None:
     """Where two heads compute the same, the output projection of one can do for both."""

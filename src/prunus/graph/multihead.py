@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -241,6 +241,28 @@ def follow_mode(twin: nn.Module) -> None:
         like = modules.get(name, modules.get(name.rpartition(".")[0]))  # parts of an attention have its mode
         if like is not None:
             module.training = like.training
+
+
+@contextmanager
+def computed_by_twin(twin: nn.Module) -> Iterator[None]:
+    """Inside the block, a network that was traced as a twin computes what the twin computes, in its own mode."""
+    source = source_of(twin)
+    if source is twin:
+        yield
+        return
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        follow_mode(twin)
+        return twin.forward(*args, **kwargs)
+
+    patched = vars(source).get("forward")
+    source.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del source.__dict__["forward"]
+        if patched is not None:
+            source.__dict__["forward"] = patched
 
 
 class Uses:

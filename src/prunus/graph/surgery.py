@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunus.errors import PlanError
 from prunus.graph.branches import remove_branch
-from prunus.graph.multihead import Projection
+from prunus.graph.multihead import Projection, computed_by_twin
 from prunus.graph.norms import compensate
 from prunus.graph.own_widths import WIDTH, give_own_widths
 from prunus.graph.proxies import set_number
@@ -172,11 +172,11 @@ def _copy_module(module: nn.Module, memo: dict[int, object]) -> None:
 
 @contextmanager
 def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
-    """Inside the block, `graph.model` computes what the pruned model would compute.
+    """Inside the block, the traced model computes what the pruned model would compute.
 
     The channels that a reader drops are set to zero where they enter it, and where they enter norms over channels. Of
     queries and keys, dimensions are set to zero where they leave their layer. Of a branch that is removed, zeros are
-    added. Weights are not touched.
+    added. Weights are not touched. A model that is traced as a twin (`graph.model`) computes what its twin computes.
 
     Args:
         graph: the graph of the model.
@@ -201,7 +201,7 @@ def zeroed(graph: ChannelGraph, plan: Plan | Keep) -> Iterator[None]:
             hooks.append(graph.analysis.traced.modules[name].register_forward_hook(zeros))
         ends = [graph.model.get_submodule(branch.end) for branch in graph.removed_by(keep).branches]
         hooks += [end.register_forward_hook(lambda module, args, output: torch.zeros_like(output)) for end in ends]
-        with nothing_compiled():  # compiled code does not see new hooks
+        with nothing_compiled(), computed_by_twin(graph.model):  # compiled code does not see new hooks
             yield
     finally:
         for hook in hooks:
