@@ -269,3 +269,52 @@ def test_a_python_file_of_the_class_is_refused(streams: Any, tmp_path: Any) -> N
     small = prunus.prune(graph, prunus.Plan.of(graph, {"up:out": KEPT}))
     with pytest.raises(prunus.ModelError, match=r"inner \(LayerNorm\) computes with a number of channels"):
         prunus.export(small, IMAGE, tmp_path / "small.py", original=Transformer)
+
+
+class Gated(nn.Module):
+    """Attention whose code has a mean, over tokens, and takes the width of its input for that of its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
+        return self.proj(x * x.mean(1, keepdim=True))
+
+
+class Both(Responding):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Gated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.down(self.norm(F.gelu(self.up(x))))
+        x = x.flatten(2).transpose(1, 2)
+        return self.head((x + self.attention(x)).mean(1))
+
+
+def test_heads_go_beside_means_over_channels() -> None:
+    model = random_parameters(Both())
+    graph = prunus.trace(model, IMAGE)
+    heads = graph.units["attention.qkv:out"]
+    assert (heads.width, graph.units["up:out"].width) == (2, HIDDEN)
+    small = prunus.prune(graph, prunus.Plan.of(graph, {"attention.qkv:out": [1], "up:out": KEPT}))
+    want = copy.deepcopy(model)
+    with torch.no_grad():
+        want.attention.proj.weight[:, : WIDTH // 2] = 0
+        want.down.weight[:, GONE] = 0
+    mean = want.norm.forward
+
+    def with_fewer(x: Tensor) -> Tensor:  # the norm with a mean that is smaller by what is gone
+        length = x.norm(p=2, dim=(2, 3), keepdim=True)
+        share = length.index_fill(1, torch.tensor(GONE), 0).mean(1, keepdim=True) / length.mean(1, keepdim=True)
+        whole = (mean(x) - x - want.norm.bias.view(-1, 1, 1)) * (length.mean(1, keepdim=True) + want.norm.eps)
+        return x + want.norm.bias.view(-1, 1, 1) + whole / (length.mean(1, keepdim=True) * share + want.norm.eps)
+
+    want.norm.forward = with_fewer
+    assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(want, IMAGE)) < 1e-12

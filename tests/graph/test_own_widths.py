@@ -261,3 +261,32 @@ def test_what_cannot_be_followed_keeps_its_heads(kind: type[nn.Module], reason: 
     assert "up:out" in graph.units
     pruned_exactly(graph, proof.random_keep(graph, seed=1), IMAGE)
     assert Listed.known == [ListedTokens]
+
+
+@pytest.mark.parametrize("kind", [Tokens, Separate, Pixels])
+def test_heads_stay_where_only_the_input_becomes_narrower(kind: type[nn.Module]) -> None:
+    """Channels of the stream are zeros wherever a norm or a layer reads them; the attention keeps its width."""
+    model = network(kind)
+    graph = prunus.trace(model, IMAGE, "coupled", norms="compensated")
+    gone = [1, 2, 7]
+    kept = [i for i in range(WIDTH) if i not in gone]
+    small = prunus.prune(graph, prunus.Plan.of(graph, {"patches:out": kept}))
+    want = copy.deepcopy(model)
+    names = {
+        "first",
+        "second",
+        "up",
+        "head",
+        "attention.qkv",
+        "attention.q",
+        "attention.kv",
+        "attention.k",
+        "attention.v",
+    }
+    for name, module in want.named_modules():
+        if name in names:
+            axis = 1 if isinstance(module, nn.Conv2d) else -1
+            module.register_forward_pre_hook(lambda m, args, d=axis: (args[0].index_fill(d, torch.tensor(gone), 0.0),))
+    assert proof.relative_error(proof.outputs(small, IMAGE), proof.outputs(want, IMAGE)) < 1e-12
+    assert small.patches.out_channels == len(kept)
+    assert small.attention.num_heads == HEADS

@@ -32,6 +32,7 @@ from prunus.graph.compare import (
 )
 from prunus.graph.multihead import Uses, has_attention, written_out
 from prunus.graph.norms import modules_with_means
+from prunus.graph.own_widths import with_own_widths
 from prunus.graph.rules.attention import PRODUCTS
 from prunus.graph.runner import GraphRunner, last_uses
 from prunus.graph.traced import Example, Traced, as_call, named_modules
@@ -270,7 +271,7 @@ _ROUNDING = 1e-3  # both run the same calls: only the code of another path diffe
 def twin_for(model: nn.Module, example: Example, *, with_means: bool = False) -> nn.Module | None:
     """The network with the attentions of PyTorch written out, and on request with modules for the means in its code.
     None if it has none, or would compute something else."""
-    averaging = modules_with_means(model) if with_means else []
+    averaging = [m for m in modules_with_means(model) if with_own_widths(m) is None] if with_means else []
     if not averaging and (with_means or not has_attention(model)):
         return None
     uses, drawn = Uses(), randomised(example)
