@@ -246,7 +246,7 @@ class ListedTokens(Tokens, Listed):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (LentTwice, "linear is not the only use that a module makes of its input, weight and bias"),
+        (LentTwice, "linear is called on parameters that are no layer's alone"),
         (Wider, "reshape does not work with fewer channels"),
         (without_source(), "reshape does not work with fewer channels"),
         (ListedTokens, "reshape does not work with fewer channels"),
