@@ -92,10 +92,10 @@ def masked(model: nn.Module, graph: pr.ChannelGraph, keep: Mapping[str, Sequence
                 positions = torch.as_tensor(reader.inputs[gone].reshape(-1))
                 mask = mask_of(positions)
                 handles.append(modules[reader.module].register_forward_pre_hook(mask, with_kwargs=True))
-            for norm in unit.norms:  # layer norms run over the last dimension, other norms over the second one
-                axis = -1 if isinstance(modules[norm.module], (nn.LayerNorm, nn.RMSNorm)) else 1
-                gone = torch.as_tensor(norm.inputs[~np.isin(norm.channels, kept)].reshape(-1))
-                handles.append(modules[norm.module].register_forward_pre_hook(zeros_at(gone, axis)))
+            for norm in unit.norms:
+                module, gone = modules[norm.module], torch.as_tensor(norm.inputs[~np.isin(norm.channels, kept)])
+                width = module.normalized_shape[0] if hasattr(module, "normalized_shape") else unit.width
+                handles.append(module.register_forward_pre_hook(zeros_at(gone.reshape(-1), width)))
         with torch.compiler.set_stance("force_eager"):  # compiled code does not see new hooks
             yield
     finally:
@@ -103,8 +103,14 @@ def masked(model: nn.Module, graph: pr.ChannelGraph, keep: Mapping[str, Sequence
             handle.remove()
 
 
-def zeros_at(positions: Tensor, axis: int) -> Any:
-    return lambda module, args: (args[0].index_fill(axis, positions, 0.0), *args[1:])
+def zeros_at(positions: Tensor, width: int) -> Any:
+    """Zeros in front of a norm over the last dimension or, if that has another size, over the second one."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        axis = -1 if args[0].size(-1) == width else 1
+        return (args[0].index_fill(axis, positions, 0.0), *args[1:])
+
+    return hook
 
 
 def mask_of(positions: Tensor) -> Any:
