@@ -97,10 +97,10 @@ def examine_mode(model: nn.Module, image: proof.Example, mode: str) -> dict[str,
     small = prunus.prune(graph, plan)
     pruned = time.perf_counter()
     whole = proof.outputs(model, image)
-    with prunus.zeroed(graph, plan):  # of nn.MultiheadAttention the graph has a twin, written out
-        zeroed = proof.outputs(graph.model, image)
+    with prunus.zeroed(graph, plan):
+        zeroed = proof.outputs(model, image)
     with proof.masked(graph.model, graph, keep):
-        masked = proof.outputs(graph.model, image)
+        masked = proof.outputs(graph.model, image)  # of nn.MultiheadAttention the graph has a twin, written out
     prunable, layers = coverage(graph.model, graph)
     return {
         "error": max(proof.relative_error(proof.outputs(small, image), zeroed), proof.relative_error(zeroed, masked)),

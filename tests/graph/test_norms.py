@@ -62,7 +62,7 @@ class Responding(nn.Module):
 @pytest.mark.parametrize("streams", ["select", "coupled"])
 def test_a_mean_over_channels_keeps_its_divisor(streams: Any) -> None:
     model = random_parameters(Responding())
-    graph = prunus.trace(model, IMAGE, streams)
+    graph = prunus.trace(model, IMAGE, streams, norms="compensated")
     unit = graph.units["up:out"]
     assert [(norm.module, norm.inputs.reshape(-1).tolist()) for norm in unit.norms] == [
         ("norm.prunus_mean_0", list(range(HIDDEN)))
@@ -73,7 +73,7 @@ def test_a_mean_over_channels_keeps_its_divisor(streams: Any) -> None:
     assert proof.relative_error(proof.outputs(small, IMAGE), want) < 1e-12
     assert proof.relative_error(proof.outputs(model, IMAGE), want) > 1e-3  # the cut matters
     with prunus.zeroed(graph, plan):
-        assert proof.relative_error(proof.outputs(graph.model, IMAGE), want) < 1e-12
+        assert proof.relative_error(proof.outputs(model, IMAGE), want) < 1e-12
     assert small.norm.weight.shape == (len(KEPT),)
     assert set(small.state_dict()) == set(model.state_dict())
     assert type(model.norm) is GlobalResponseNorm
@@ -82,7 +82,7 @@ def test_a_mean_over_channels_keeps_its_divisor(streams: Any) -> None:
 
 def test_one_unit_after_the_other_is_zeroed_as_in_the_network() -> None:
     model = random_parameters(Responding())
-    graph = prunus.trace(model, IMAGE)
+    graph = prunus.trace(model, IMAGE, norms="compensated")
     forward = PartialForward(graph)
     forward.whole(IMAGE)
     with torch.no_grad():
@@ -92,10 +92,10 @@ def test_one_unit_after_the_other_is_zeroed_as_in_the_network() -> None:
 
 def test_it_is_pruned_twice_saved_copied_and_exported(tmp_path: Any) -> None:
     model = random_parameters(Responding())
-    graph = prunus.trace(model, IMAGE)
+    graph = prunus.trace(model, IMAGE, norms="compensated")
     first = prunus.Plan.of(graph, {"up:out": KEPT})
     small = prunus.prune(graph, first)
-    again = prunus.trace(small, IMAGE)
+    again = prunus.trace(small, IMAGE, norms="compensated")
     second = prunus.Plan.of(again, {"up:out": [0, 2, 3]})
     smaller = prunus.prune(again, second)
     gone = [i for i in range(HIDDEN) if i not in (KEPT[0], KEPT[2], KEPT[3])]
@@ -252,11 +252,11 @@ def test_a_plan_says_how_norms_are_treated() -> None:
 def test_training_goes_on(streams: Any) -> None:
     """Gradients are those of the network with zeros, for what is left."""
     model = random_parameters(Responding())
-    graph = prunus.trace(model, IMAGE, streams)
+    graph = prunus.trace(model, IMAGE, streams, norms="compensated")
     small = prunus.prune(graph, prunus.Plan.of(graph, {"up:out": KEPT}))
     small.train()(IMAGE).square().sum().backward()
     with prunus.zeroed(graph, prunus.Plan.of(graph, {"up:out": KEPT})):
-        graph.model(IMAGE).square().sum().backward()
+        model(IMAGE).square().sum().backward()
     assert torch.allclose(small.norm.weight.grad, model.norm.weight.grad[KEPT], rtol=1e-9)
     assert torch.allclose(small.up.weight.grad, model.up.weight.grad[KEPT], rtol=1e-9)
 
@@ -300,7 +300,7 @@ class Both(Responding):
 
 def test_heads_go_beside_means_over_channels() -> None:
     model = random_parameters(Both())
-    graph = prunus.trace(model, IMAGE)
+    graph = prunus.trace(model, IMAGE, norms="compensated")
     heads = graph.units["attention.qkv:out"]
     assert (heads.width, graph.units["up:out"].width) == (2, HIDDEN)
     small = prunus.prune(graph, prunus.Plan.of(graph, {"attention.qkv:out": [1], "up:out": KEPT}))

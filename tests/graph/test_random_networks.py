@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, given, note, settings
@@ -39,18 +40,18 @@ def exact(got: list[torch.Tensor], want: list[torch.Tensor], scale: list[torch.T
 
 
 @FUZZ
-@given(dags(), st.sampled_from(("select", "coupled")), st.integers(0, 2**16))
-def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
+@given(dags(), st.sampled_from(("select", "coupled")), st.sampled_from(("whole", "compensated")), st.integers(0, 2**16))
+def test_pruned_is_zeroed(net: Dag, mode: str, norms: str, seed: int) -> None:
     net.eval()
-    note(f"streams={mode!r}, seed={seed}\n{net}")
+    note(f"streams={mode!r}, norms={norms!r}, seed={seed}\n{net}")
     whole = proof.outputs(net, IMAGE)
     before = copy.deepcopy(net.state_dict())
-    graph = pr.trace(net, IMAGE, streams=mode)
+    graph = pr.trace(net, IMAGE, streams=mode, norms=norms)
     keep = proof.random_keep(graph, seed, 0.2, 0.7)
     note(f"keep {keep}")
     plan = pr.Plan.of(graph, keep)
     with pr.zeroed(graph, plan):
-        zeroed = proof.outputs(graph.model, IMAGE)
+        zeroed = proof.outputs(net, IMAGE)
     with proof.masked(graph.model, graph, keep):
         exact(proof.outputs(graph.model, IMAGE), zeroed, whole)
     small = pr.prune(graph, plan)
@@ -67,9 +68,10 @@ def test_pruned_is_zeroed(net: Dag, mode: str, seed: int) -> None:
     elif seed % 4 == 1:
         trains_like_the_whole(net, small)
     elif seed % 4 == 2:
-        prune_again(small, graph, plan, mode, seed)
+        prune_again(small, graph, plan, {"streams": mode, "norms": norms}, seed)
     else:  # selection layers of a first cut must not fool a second one that treats streams the other way
-        prune_again(small, graph, None, "coupled" if mode == "select" else "select", seed)
+        other = "coupled" if mode == "select" else "select"
+        prune_again(small, graph, None, {"streams": other, "norms": norms}, seed)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
@@ -82,14 +84,16 @@ def weights_of(model: torch.nn.Module, layers: Iterable[str]) -> int:
     return sum({id(tensor): tensor.numel() for tensor in found}.values())
 
 
-def prune_again(small: torch.nn.Module, graph: pr.ChannelGraph, first: pr.Plan | None, mode: str, seed: int) -> None:
+def prune_again(
+    small: torch.nn.Module, graph: pr.ChannelGraph, first: pr.Plan | None, ways: dict[str, Any], seed: int
+) -> None:
     """A second round is exact. With a first plan, both plans are one."""
-    again = pr.trace(small, IMAGE, streams=mode)
+    again = pr.trace(small, IMAGE, **ways)
     second = pr.Plan.of(again, proof.random_keep(again, seed + 1))
     smaller = pr.prune(again, second)
     want = proof.outputs(smaller, IMAGE)
     with pr.zeroed(again, second):
-        exact(want, proof.outputs(again.model, IMAGE), proof.outputs(smaller, IMAGE))
+        exact(want, proof.outputs(small, IMAGE), proof.outputs(smaller, IMAGE))
     if first is not None:
         composed = first.then(second)
         direct = pr.prune(graph, composed)

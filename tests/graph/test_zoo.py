@@ -39,7 +39,7 @@ def test_some_of_the_zoo(name: str, mode: str, tmp_path: Path) -> None:
     graph = pr.trace(model, image, streams=mode)
     plan = pr.Plan.of(graph, proof.random_keep(graph, seed=2))
     with pr.zeroed(graph, plan):
-        zeroed = proof.outputs(graph.model, image)
+        zeroed = proof.outputs(model, image)
     small = pr.prune(graph, plan)
     want = proof.outputs(small, image)
     assert proof.relative_error(want, zeroed) <= 1e-12
@@ -101,7 +101,7 @@ def test_half_of_what_can_go_is_pruned_exactly(name: str, streams: str) -> None:
         plan = pr.Plan.of(graph, keep)
         small = pr.prune(graph, plan)
         with pr.zeroed(graph, plan):
-            zeroed = proof.outputs(graph.model, image)
+            zeroed = proof.outputs(model, image)
         exact = EXACT[zoo_nets.entry(name).dtype]
         assert proof.relative_error(proof.outputs(small, image), zeroed) <= exact
         assert streams == "coupled" or coverage(model, graph)[0] >= NETWORKS[name]

@@ -267,9 +267,10 @@ def trace(
         streams: how to treat channels that go through additions. "select": each layer that reads the stream selects the
             channels that it reads (the paper's channel selection layer). "coupled": all readers and writers drop a
             channel together, and no selection is needed.
-        norms: whether layer norms, RMS norms and group norms of one group may lose channels. "whole": what they
-            normalise keeps its width. "compensated": they count channels that are gone as zeros and divide by their
-            original number, which is exact. Streams lose channels in front of a norm only if they are coupled.
+        norms: whether layer norms, RMS norms, group norms of one group and means over channels may lose channels.
+            "whole": what they read keeps its width. "compensated": they count channels that are gone as zeros and
+            divide by their original number, which is exact. Streams lose channels in front of a norm only if they are
+            coupled.
         attention: what attention loses. "heads": whole heads. "dims": dimensions inside of heads, as many of each head:
             those of queries, keys and values at one place in a head are one channel.
         check: at the end, carry out a trial plan and run it: units without which the network computes something else
@@ -284,11 +285,12 @@ def trace(
     check_example(example)
     with undisturbed(model), collected_later():
         example = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, example)
-        ways = {"compensates": norms == "compensated", "dims": attention == "dims"}
+        compensates = norms == "compensated"
+        ways = {"compensates": compensates, "dims": attention == "dims"}
 
         def graph_of(network: nn.Module) -> ChannelGraph:
             analysis = discover(network, example, **ways)
-            twin = twin_for(model, example, with_means=True) if analysis.averaged else None
+            twin = twin_for(model, example, with_means=True) if compensates and analysis.averaged else None
             if twin is not None:
                 with suppress(TraceError):
                     analysis = discover(twin, example, **ways)

@@ -337,7 +337,6 @@ def _number(find_rule: RuleFinder, record: Record, emit: Emitter) -> ChannelAnal
             stream[of_label[one]] = True
     reasons = {reason for _, reason in record.averaged}
     averaged = np.unique(of_label[np.concatenate([empty, *(labels for labels, _ in record.averaged)])])
-    averaged = averaged if find_rule.compensates else averaged[~stream[averaged]]
     others = {c for labels, reason in record.frozen if reason not in reasons for c in of_label[labels].tolist()}
     return ChannelAnalysis(
         find_rule=find_rule,

@@ -175,15 +175,17 @@ def run(
         started = time.perf_counter()
         # From the network that was pruned first to this one, if it was pruned before.
         earlier = next(reversed(plans_of(shared.original)), None)
-        if earlier is not None:  # one plan cannot hold both ways to treat streams
-            if settings.streams not in (None, earlier.streams):
-                raise DecideError(
-                    f'the network was pruned with streams="{earlier.streams}", and one plan cannot hold both ways: '
-                    f'leave out streams="{settings.streams}"'
-                )
-            settings = replace(settings, streams="coupled" if earlier.streams == "coupled" else "select")
+        if earlier is not None:  # one plan cannot hold both ways to treat streams, norms or attention
+            for way, before in earlier.ways.items():
+                asked, unasked = (getattr(each, way) for each in (settings, Settings()))
+                if asked not in (unasked, before):
+                    raise DecideError(
+                        f'the network was pruned with {way}="{before}", and one plan cannot hold both ways: '
+                        f'leave out {way}="{asked}"'
+                    )
+            settings = replace(settings, **earlier.ways)
         progress("trace", 0, 1, "")
-        graph = shared.graph(settings.streams or ("select" if settings.max_memory is None else "coupled"))
+        graph = shared.graph(settings.streams or ("select" if settings.max_memory is None else "coupled"), settings)
         _from_first(earlier, Plan.of(graph, {}))
         progress("trace", 1, 1, "")
         check_patterns(graph, settings.exclude, settings.only)
@@ -201,7 +203,7 @@ def run(
         except DecideError:
             if settings.streams is not None:
                 raise
-            check_reach(graph, context.budget, settings, shared.graph("coupled"))
+            check_reach(graph, context.budget, settings, shared.graph("coupled", settings))
         config = {
             "settings": settings.to_dict(),
             "fingerprint": graph.fingerprint,

@@ -103,9 +103,11 @@ class SharedNetwork:
     _graphs: dict[str, ChannelGraph] = field(default_factory=dict)
     _prepared: dict[Any, PreparedModel] = field(default_factory=dict)
 
-    def graph(self, streams: Streams) -> ChannelGraph:
+    def graph(self, streams: Streams, settings: Settings) -> ChannelGraph:
         if streams not in self._graphs:
-            self._graphs[streams] = trace(self.original, self.example, streams)
+            self._graphs[streams] = trace(
+                self.original, self.example, streams, norms=settings.norms, attention=settings.attention
+            )
         return self._graphs[streams]
 
     def find(self, name: str) -> Path | None:
@@ -146,7 +148,7 @@ class RunContext:
 
     def with_streams(self, streams: Streams) -> RunContext:
         """The same run with the residual streams treated in another way."""
-        graph = self.shared.graph(streams)
+        graph = self.shared.graph(streams, self.settings)
         return replace(self, graph=graph, settings=replace(self.settings, streams=streams))
 
     @cached_property

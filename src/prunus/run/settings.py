@@ -58,6 +58,18 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
         group="Channels",
         choices=("select", "coupled"),
     )
+    norms: Literal["whole", "compensated"] = option(
+        "whole",
+        "Norms and means over channels keep all of them (whole), or count removed ones as zeros (compensated)",
+        group="Channels",
+        choices=("whole", "compensated"),
+    )
+    attention: Literal["heads", "dims"] = option(
+        "heads",
+        "What attention loses: whole heads, or dimensions inside of heads",
+        group="Channels",
+        choices=("heads", "dims"),
+    )
     metric: str | Callable[..., Any] | None = metric_option(
         None,
         f"Metric that scores channels: {', '.join(METRICS)}; chosen to suit the split by default. Options may follow: "
@@ -177,7 +189,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
 
 # Settings that are rarely worth changing. On the command line --set NAME=VALUE gives them: `--help` stays readable.
 RARE = (
-    *("alpha", "k", "exact", "whole_steps", "blocks", "cost", "measure", "trial_ratio", "trials"),
+    *("alpha", "k", "exact", "whole_steps", "blocks", "cost", "measure", "trial_ratio", "trials", "norms", "attention"),
     *("num_repair_images", "memory", "last_epochs", "preset", "tracker"),
     *("ema", "temperature", "distill_weight", "views", "mixed_precision"),
 )
