@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import prunus as pr
-from prunus.errors import DataError, RunError
+from prunus.errors import DataError, DecideError, RunError
 from prunus.run.checkup import quality_doubts
 from prunus.run.compress import compress
 from prunus.scoring.evidence import Channels
@@ -234,6 +234,41 @@ def test_doubts_about_a_held_out_quality(caplog: pytest.LogCaptureFixture) -> No
 
 
 # -- the result
+
+
+class Tokens(nn.Module):
+    """Patches, attention and an MLP behind norms, for the images of the toys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 8, 2, stride=2), nn.Linear(8, 4)
+        self.first, self.qkv, self.proj = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.second, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.heads, self.size = 2, 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        qkv = self.qkv(self.first(x)).reshape(len(x), -1, 3, self.heads, self.size)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.down(torch.relu(self.up(self.second(x))))
+        return self.head(x.mean(1))
+
+
+def test_norms_and_attention_lose_channels_on_request(tmp_path: Path) -> None:
+    """The stream is cut in front of its norms, and a second run goes on in the same way."""
+    torch.manual_seed(0)
+    model, how = Tokens().eval(), {"streams": "coupled", "norms": "compensated", "attention": "dims"}
+    result = compress(model, TRAIN, HOLDOUT, target=0.7, round_to=1, timing=False, folder=tmp_path / "run", **how)
+    assert result.plan.ways == how
+    assert result.plan.widths == {"patches:out": 8, "qkv:out": 8, "up:out": 16}
+    assert result.plan.removed()["patches:out"] > 0
+    small: Any = result.model
+    assert small.first.normalized_shape == (len(result.plan.keep["patches:out"]),)
+    again = compress(small, TRAIN, HOLDOUT, target=0.2, timing=False)
+    assert again.plan.ways == how
+    with pytest.raises(DecideError, match=r'pruned with streams="coupled".*leave out streams="select"'):
+        compress(small, TRAIN, HOLDOUT, target=0.2, timing=False, streams="select")
 
 
 @pytest.fixture(scope="module")
