@@ -170,6 +170,14 @@ class Standardised(OwnConv):
         return F.conv2d(x, (self.weight - mean) / (variance + 1e-5).sqrt() * self.gain, self.bias, padding=1)
 
 
+class Kept(OwnConv):
+    """It has computed its weights before, and keeps them in a plain attribute."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.kept = torch.randn(outputs, inputs, 3, 3, dtype=torch.float64)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "plain": (lambda: OwnConv(8, 8), FREE),
     "without bias": (lambda: OwnConv(8, 8, bias=False), FREE),
@@ -206,6 +214,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "by the number of inputs": (  # which pruning changes
         lambda: with_forward(OwnConv, lambda self, x: F.conv2d(x, self.weight / self.weight.size(1), padding=1), 8, 8),
         FREE,
+    ),
+    "kept from an earlier call": (
+        lambda: with_forward(Kept, lambda self, x: F.conv2d(x, self.kept, self.bias, padding=1), 8, 8),
+        {"b:out"},
     ),
     "with a parameter of another layer": (
         lambda: Network(

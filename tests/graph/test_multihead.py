@@ -234,6 +234,24 @@ def test_weights_that_are_shared_are_frozen() -> None:
     assert "is shared with" in graph.frozen["second.in_proj"]
 
 
+@pytest.mark.parametrize("kind", ["hook", "class"])
+def test_an_output_projection_with_code_of_its_own_is_frozen(kind: str) -> None:
+    """PyTorch's attention takes its weights and never calls it. In eval mode the two agree."""
+
+    class Louder(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if self.training else 1)
+
+    model = network("itself")
+    if kind == "hook":
+        model.attention.out_proj.register_forward_hook(lambda module, args, out: out * (2 if module.training else 1))
+    else:
+        model.attention.out_proj = Louder(WIDTH, WIDTH).double().eval()
+    graph = prunus.trace(model, IMAGE)
+    assert graph.model is model
+    assert "never calls" in graph.frozen["attention"]
+
+
 def test_the_network_is_left_as_it_was() -> None:
     """Its twin in the graph has the same parameters, sees new ones, and has the modes of now."""
     model = network("itself").train()
@@ -265,6 +283,25 @@ def test_zeroed_holds_for_the_network_itself(training: bool) -> None:
         assert not torch.allclose(zeroed, whole)
         assert torch.equal(model.eval()(IMAGE), whole)
     assert "forward" not in vars(model)
+
+
+def test_blocks_of_two_graphs_may_end_in_any_order() -> None:
+    """As in threads. The network has a patched forward, which it keeps."""
+    model = Tokens(itself).double().eval()
+    graphs = [prunus.trace(model, IMAGE, streams) for streams in ("select", "coupled")]
+    plans = [prunus.Plan.of(graph, proof.random_keep(graph, 0)) for graph in graphs]
+    small = [prunus.prune(graph, plan)(IMAGE) for graph, plan in zip(graphs, plans, strict=True)]
+    patched = model.__dict__["forward"] = model.forward
+    first, second = (prunus.zeroed(graph, plan) for graph, plan in zip(graphs, plans, strict=True))
+    with torch.no_grad():
+        whole = model(IMAGE)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.allclose(model(IMAGE), small[1], rtol=1e-12, atol=1e-12)
+        second.__exit__(None, None, None)
+        assert torch.equal(model(IMAGE), whole)
+    assert vars(model)["forward"] is patched
 
 
 @pytest.mark.parametrize("case", ["with weights that nobody uses", "another", "weights of their own"])

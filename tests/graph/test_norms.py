@@ -223,6 +223,62 @@ def test_streams_lose_channels_in_front_of_compensated_norms(kind: Any, tmp_path
     assert onnx_error(smaller, IMAGE, dynamo=True) < 1e-4
 
 
+class Flattening(nn.Module):
+    """The norm and the mean see images in eval mode, and sequences in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Conv2d(3, HIDDEN, 1), nn.GroupNorm(1, HIDDEN)
+        self.down = nn.Conv2d(HIDDEN, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        x = self.norm(hidden.flatten(2) if self.training else hidden)
+        return self.down((x / (x.abs().mean(1, keepdim=True) + 1)).view_as(hidden))
+
+    @torch.no_grad()
+    def by_hand(self, x: Tensor, gone: Sequence[int]) -> Tensor:
+        """Channels that are gone are zeros for the norm, the mean and the second convolution."""
+        places = torch.tensor(gone)
+        x = self.norm(self.up(x).index_fill(1, places, 0)).index_fill(1, places, 0)
+        return self.down(x / (x.abs().sum(1, keepdim=True) / HIDDEN + 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("images", [2, 12])  # fewer than the positions of the channels, and more
+def test_channels_are_on_the_second_axis_of_images_and_sequences(images: int, training: bool) -> None:
+    """Also where channels go in two rounds."""
+    model, image = random_parameters(Flattening()), IMAGE.repeat(images // 2, 1, 1, 1)
+    graph = prunus.trace(model, IMAGE, norms="compensated")
+    plan = prunus.Plan.of(graph, {"up:out": KEPT})
+    small = prunus.prune(graph, plan)
+    again = prunus.trace(small, IMAGE, norms="compensated")
+    smaller = prunus.prune(again, prunus.Plan.of(again, {"up:out": [0, 2, 3]}))
+    want = [model.by_hand(image, GONE)]  # type: ignore[operator]
+    assert proof.relative_error(proof.outputs(small.train(training), image), want) < 1e-12
+    with prunus.zeroed(graph, plan):
+        assert proof.relative_error(proof.outputs(model.train(training), image), want) < 1e-12
+    gone = [i for i in range(HIDDEN) if i not in (KEPT[0], KEPT[2], KEPT[3])]
+    want = [model.by_hand(image, gone)]  # type: ignore[operator]
+    model.eval()
+    assert proof.relative_error(proof.outputs(smaller.train(training), image), want) < 1e-12
+
+
+class Listed(nn.LayerNorm):
+    """A norm that keeps a list of its classes."""
+
+    known: list[type] = []  # noqa: RUF012
+
+    def __init_subclass__(cls) -> None:
+        Listed.known.append(cls)
+
+
+def test_norms_whose_subclasses_run_code_stay_whole() -> None:
+    graph = prunus.trace(random_parameters(Transformer(Listed)), IMAGE, "coupled", norms="compensated")
+    assert graph.frozen["patches"] == "Listed first normalises over channels"
+    assert not Listed.known
+
+
 def test_by_default_norms_stay_whole() -> None:
     model = random_parameters(Transformer(nn.LayerNorm))
     graph = prunus.trace(model, IMAGE, "coupled")

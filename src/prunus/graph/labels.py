@@ -444,9 +444,13 @@ class Call:
 
     def averages(self, axis: int, reason: str) -> None:
         """This norm or mean over all channels divides by their original number, and takes those that are gone for
-        zeros. Streams keep theirs for this reason, unless norms are compensated."""
-        self.passes(self.channels(self.x, axis))
-        self.record.norms[self.name] = axis - self.x.dim(), reason
+        zeros. Streams keep theirs for this reason, unless norms are compensated.
+
+        axis: of the channels, counted from the end if it is negative: so it is found at every call.
+        """
+        self.passes(self.channels(self.x, axis % self.x.dim()))
+        if self.record.norms.setdefault(self.name, (axis, reason))[0] != axis:
+            raise ValueError("it is called with channels on several axes")
 
     def _at_every_call(self, vectors: dict[str, Indices], vector: Tensor) -> None:
         """A layer that is called several times has one weight for each position, so the channels that arrive there in

@@ -16,6 +16,7 @@ modules with the network. The twin is the model of the graph, and pruned network
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -211,6 +212,10 @@ def reason_against(module: nn.Module) -> str | None:
     names = ["in_proj_bias", *(["in_proj_weight"] if attention._qkv_same_embed_dim else parts)]
     if any(name not in module._parameters for name in names) or hasattr(module, "parametrizations"):
         return "its weights are computed from other parameters"
+    out = attention.out_proj
+    own_code = "forward" in vars(out) or type(out).forward is not nn.Linear.forward
+    if own_code or out._forward_hooks or out._forward_pre_hooks:
+        return "it uses the weights of its output projection, whose own code or hooks it never calls"
     return None
 
 
@@ -224,6 +229,7 @@ def is_followed(module: nn.Module) -> bool:
     return bool(inside) and all(isinstance(m, Attention) for m in inside)
 
 
+_LOCK = threading.Lock()
 _SOURCES: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 
 
@@ -251,18 +257,36 @@ def computed_by_twin(twin: nn.Module) -> Iterator[None]:
         yield
         return
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        follow_mode(twin)
-        return twin.forward(*args, **kwargs)
-
-    patched = vars(source).get("forward")
-    source.__dict__["forward"] = forward
+    with _LOCK:
+        patched = vars(source).get("forward")
+        forward = patched if isinstance(patched, _ByTwin) else _ByTwin(source, patched)
+        source.__dict__["forward"] = forward
+        forward.twins.append(twin)
     try:
         yield
     finally:
-        del source.__dict__["forward"]
-        if patched is not None:
-            source.__dict__["forward"] = patched
+        with _LOCK:
+            forward.twins.remove(twin)
+            if not forward.twins and vars(source).get("forward") is forward:
+                del source.__dict__["forward"]
+                if forward.patched is not None:
+                    source.__dict__["forward"] = forward.patched
+
+
+class _ByTwin:
+    """The forward of a network inside of `computed_by_twin`: that of the twin that came last. Blocks may end in any
+    order, as in threads."""
+
+    def __init__(self, source: nn.Module, patched: Any) -> None:
+        self.source, self.patched = source, patched
+        self.twins: list[nn.Module] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.patched or type(self.source).forward.__get__(self.source)
+        for twin in self.twins[-1:]:
+            follow_mode(twin)
+            forward = twin.forward
+        return forward(*args, **kwargs)
 
 
 class Uses:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.graph.rewriting import names_in_forward, rewritten
+from prunus.graph.rewriting import names_in_forward, rewritten, subclass_runs_code
 from prunus.graph.traced import named_modules
 
 KEPT, WHOLE, AXIS = "prunus_kept", "prunus_whole", "prunus_axis"  # attributes of a norm that has lost channels
@@ -32,14 +32,23 @@ _NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "RMSNorm") if hasattr
 
 def can_be_compensated(module: nn.Module | None) -> bool:
     """Whether a module is a norm whose statistics follow from those of the channels that are left."""
+    if subclass_runs_code(type(module)):
+        return False
     if isinstance(module, _NORMS):
         return len(module.normalized_shape) == 1
     return isinstance(module, Mean) or (isinstance(module, nn.GroupNorm) and module.num_groups == 1)
 
 
+def is_on_second_axis(module: nn.Module | None) -> bool:
+    """Whether the channels are on axis 1 of images, sequences and vectors alike: in PyTorch's own group norm, but not
+    in a subclass that permutes its input first."""
+    plain = getattr(type(module), "forward", None) is nn.GroupNorm.forward
+    return plain or (isinstance(module, nn.GroupNorm) and getattr(module, AXIS, -1) > 0)
+
+
 def compensate(module: Any, kept: int, whole: int, axis: int) -> None:
-    """Let a norm, whose weight and bias are cut, have `kept` of its `whole` channels along `axis`, counted from the
-    end. A norm that has lost channels before keeps dividing by its first number."""
+    """Let a norm, whose weight and bias are cut, have `kept` of its `whole` channels along `axis`, which is
+    counted from the end if it is negative. A norm that has lost channels before keeps dividing by its first number."""
     setattr(module, WHOLE, getattr(module, WHOLE, whole))
     setattr(module, KEPT, kept)
     setattr(module, AXIS, axis)
@@ -76,7 +85,8 @@ def _forward(self: Any, x: Tensor) -> Tensor:
         variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
         variance = share * (variance + (1 - share) * mean.square())
         out = (x - share * mean) * torch.rsqrt(variance + self.eps)
-    shape = (-1,) + (1,) * (-axis - 1)
+    shape = [1] * x.dim()
+    shape[axis] = -1
     out = out if self.weight is None else out * self.weight.view(shape)
     bias = getattr(self, "bias", None)
     return out if bias is None else out + bias.view(shape)

@@ -109,6 +109,9 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
             shared.restore()  # a cache of a class must not keep what stands in for values here
     without_absent(tracer.graph, tracer.called)
     attributes = tracer.attributes
+    for node in tracer.graph.nodes:
+        if node.op == "get_attr" and node.name not in tracer.shapes:  # a tensor among the arguments of a call
+            tracer.shapes[node.name] = _shapes_of(attributes[str(node.target)])
     functional, computed = _functional_layers(tracer.graph, tracer.functional, tracer.shapes)
     lent = _lent_layers(tracer.graph, model)
     functional |= lent
@@ -118,8 +121,6 @@ def record_calls(model: nn.Module, example: Example, *, training: bool = False) 
         if node.op == "call_module" or node.name in functional:
             name = functional.get(node.name) or str(node.target)
             calls[name] = calls.get(name, 0) + 1
-        elif node.op == "get_attr" and node.name not in tracer.shapes:  # a tensor among the arguments of a call
-            tracer.shapes[node.name] = _shapes_of(attributes[str(node.target)])
     return Traced(
         model=model,
         graph=tracer.graph,

@@ -28,6 +28,11 @@ def names_in_forward(kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(getattr(getattr(forward_of(kind), "__code__", None), "co_names", ()))
 
 
+def subclass_runs_code(kind: type[Any]) -> bool:
+    """Whether a subclass of it would run the user's code, which may enter it in a list of classes."""
+    return any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1])
+
+
 def rewritten(
     kind: Any, edit: Callable[[ast.FunctionDef], bool], again: tuple[Any, ...], **members: Any
 ) -> type[nn.Module] | None:
@@ -44,8 +49,8 @@ def rewritten(
         return None
     if hasattr(kind, _MARK):  # its text is no longer that of the file
         return None
-    if any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1]):
-        return None  # a subclass would run the user's code, which may enter it in a list of classes
+    if subclass_runs_code(kind):
+        return None
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError):

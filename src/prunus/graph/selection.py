@@ -194,7 +194,7 @@ class InputMask:
     """A forward pre-hook that sets these channels of a layer's input to zero."""
 
     def __init__(self, channels: Tensor, axis: int | None = None) -> None:
-        """axis: of the channels, counted from the end; None: that of a conv or linear layer."""
+        """axis: of the channels, counted from the end if it is negative; None: that of a conv or linear layer."""
         self.channels, self.axis = channels, axis
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

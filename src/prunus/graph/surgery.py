@@ -325,7 +325,7 @@ def shrink_channelwise(layer: nn.Module, channels: Indices, width: int) -> None:
     for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
         if _has_entries(name, tensor, width):
             _slice(layer, name, channels)
-    if isinstance(layer, nn.GroupNorm):  # groups are removed as a whole
+    if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:  # groups are removed as a whole
         layer.num_groups = len(channels) * layer.num_groups // width
     for attribute in ("num_features", "num_parameters", "num_channels"):
         if getattr(layer, attribute, None) == width:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from prunus.graph.labels import Call, Replay, Rule, along, constant, each_tensor, shapes_in, tensors_in
-from prunus.graph.norms import can_be_compensated
+from prunus.graph.norms import can_be_compensated, is_on_second_axis
 from prunus.graph.proxies import Number
 from prunus.graph.rules.pointwise import elementwise, takes_sizes
 from prunus.graph.traced import channel_dim, is_depthwise
@@ -164,7 +164,7 @@ def norm_over_channels(call: Call) -> Any:
             call.unite_along(call.x, d)
         return call.x
     if call.decided("compensated", "", lambda: _can_lose(call, axes)):
-        call.averages(axes[0], reason)
+        call.averages(axes[0] if is_on_second_axis(call.module) else axes[0] - call.x.dim(), reason)
         return call.x
     if call.shape != call.x.shape:
         return call.unknown(reason)

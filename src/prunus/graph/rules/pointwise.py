@@ -116,11 +116,11 @@ def reduce(call: Call) -> Any:
 def mean(call: Call) -> Any:
     """As other reductions. With `norms="compensated"`, a mean over all channels that is a module may lose channels."""
     axes, dims = call.axes(call.x), call.argument(1, "dim", call.kwargs.get("axis"))
-    over = [d % call.x.dim() for d in ([dims] if isinstance(dims, int) else dims or ()) if type(d) is int]
+    over = {d % call.x.dim(): d for d in ([dims] if isinstance(dims, int) else dims or ()) if type(d) is int}
     if len(axes) == 1 and axes[0] in over:
         reason = f"{call.what} runs over all channels"
         if call.node.op == "call_module" and call.labels.find_rule.compensates:
-            call.averages(axes[0], "mean runs over all channels")
+            call.averages(over[axes[0]], "mean runs over all channels")
             return constant(call.shape)
         call.record.averaged.append((present(call.x), reason))
     return reduce(call)
