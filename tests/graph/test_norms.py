@@ -223,6 +223,21 @@ def test_streams_lose_channels_in_front_of_compensated_norms(kind: Any, tmp_path
     assert onnx_error(smaller, IMAGE, dynamo=True) < 1e-4
 
 
+class AsksForItsClass(GlobalResponseNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + x.mean(dim=1, keepdim=True)
+        return x * 2 if self.training and type(self) is AsksForItsClass else x
+
+
+def test_a_norm_that_asks_for_its_class_in_training_stays_whole() -> None:
+    """A mean that is a module is in a subclass of it."""
+    model = random_parameters(Responding())
+    model.norm = AsksForItsClass(HIDDEN).double().eval()
+    graph = prunus.trace(model, IMAGE, norms="compensated")
+    assert graph.model is model
+    assert graph.frozen["up"] == "mean runs over all channels"
+
+
 class Flattening(nn.Module):
     """The norm and the mean see images in eval mode, and sequences in training mode."""
 

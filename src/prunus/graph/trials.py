@@ -283,9 +283,26 @@ def twin_for(model: nn.Module, example: Example, *, with_means: bool = False) ->
             output = outputs_of(model, drawn)  # without hooks, with which nn.TransformerEncoder takes another path
             twin = written_out(model, uses, averaging)
         with in_mode(twin, "eval"):
-            return twin if distance(outputs_of(twin, drawn), output) <= _ROUNDING else None
+            same = distance(outputs_of(twin, drawn), output) <= _ROUNDING
+        return twin if same and (not averaging or _trains_alike(twin, model, drawn)) else None
     except Exception:  # noqa: BLE001  whatever the model's own code raises
         return None
+
+
+def _trains_alike(twin: nn.Module, model: nn.Module, inputs: Example) -> bool:
+    """Whether a twin computes in training mode, without dropout, what its network computes there, if that runs at all:
+    code may ask for its class or its children."""
+    found: list[list[Any]] = []
+    for network in (model, twin):
+        with in_mode(network, "training"), module_state_kept(network):
+            for module in network.modules():
+                if isinstance(module, nn.MultiheadAttention):
+                    module.dropout = 0.0
+            try:
+                found.append(run_of(network, inputs, dropout=False).output)
+            except Exception:  # noqa: BLE001  whatever the model's own code raises
+                return network is model
+    return distance(*found) <= _ROUNDING
 
 
 def check_recording(traced: Traced, example: Example, inputs: Example, run: Run | None) -> None:
