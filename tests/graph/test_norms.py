@@ -294,6 +294,25 @@ def test_norms_whose_subclasses_run_code_stay_whole() -> None:
     assert not Listed.known
 
 
+class Clamped(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if x.shape[1] < 100 else out.clamp(-0.5, 0.5)
+
+
+class OfForms(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1) if x.dim() == 4 else super().forward(x)
+
+
+def test_norms_whose_path_depends_on_a_size_stay_whole() -> None:
+    """Trials on small images do not see the other path. How many dimensions there are may be asked for."""
+    graph = prunus.trace(random_parameters(Transformer(Clamped)), IMAGE, "coupled", norms="compensated")
+    assert graph.frozen["patches"] == "Clamped first normalises over channels"
+    graph = prunus.trace(random_parameters(Transformer(OfForms)), IMAGE, "coupled", norms="compensated")
+    assert "patches:out" in graph.units
+
+
 def test_by_default_norms_stay_whole() -> None:
     model = random_parameters(Transformer(nn.LayerNorm))
     graph = prunus.trace(model, IMAGE, "coupled")

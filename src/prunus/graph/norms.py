@@ -22,21 +22,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.graph.rewriting import names_in_forward, rewritten, subclass_runs_code
+from prunus.graph.rewriting import code_of, forward_of, names_in_forward, rewritten, subclass_runs_code
 from prunus.graph.traced import named_modules
 
 KEPT, WHOLE, AXIS = "prunus_kept", "prunus_whole", "prunus_axis"  # attributes of a norm that has lost channels
 _MEAN = "prunus_mean_"
+_FORM = frozenset(("dim", "ndim", "dtype", "device", "is_cuda", "is_contiguous"))
 _NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "RMSNorm") if hasattr(nn, name))
 
 
 def can_be_compensated(module: nn.Module | None) -> bool:
     """Whether a module is a norm whose statistics follow from those of the channels that are left."""
-    if subclass_runs_code(type(module)):
-        return False
     if isinstance(module, _NORMS):
-        return len(module.normalized_shape) == 1
-    return isinstance(module, Mean) or (isinstance(module, nn.GroupNorm) and module.num_groups == 1)
+        simple = len(module.normalized_shape) == 1
+    else:
+        simple = isinstance(module, Mean) or (isinstance(module, nn.GroupNorm) and module.num_groups == 1)
+    kind: Any = type(module)
+    return simple and not subclass_runs_code(kind) and not _looks_at_input(kind)
+
+
+@lru_cache(maxsize=256)
+def _looks_at_input(kind: Any) -> bool:
+    """Whether the code of a norm, which another forward replaces, may choose its path by the size or the values of its
+    input: trials could miss a path. It may ask for the form of its input."""
+    forward = forward_of(kind)
+    if forward is _forward or getattr(forward, "__module__", "").startswith(("torch.nn.", "prunus.")):
+        return False
+    tree = code_of(forward)
+    if tree is None:
+        return True
+    nodes = list(ast.walk(tree))
+    stored = (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    inputs = {*forward.__code__.co_varnames[1:2], *stored}
+    tests = [part for node in nodes if isinstance(node, ast.If | ast.IfExp | ast.While) for part in ast.walk(node.test)]
+    forms = [part.value for part in tests if isinstance(part, ast.Attribute) and part.attr in _FORM]
+    return any(isinstance(part, ast.Name) and part.id in inputs and part not in forms for part in tests)
 
 
 def is_on_second_axis(module: nn.Module | None) -> bool:

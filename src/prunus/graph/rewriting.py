@@ -28,6 +28,14 @@ def names_in_forward(kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(getattr(getattr(forward_of(kind), "__code__", None), "co_names", ()))
 
 
+def code_of(function: Any) -> ast.Module | None:
+    """The text of a function, parsed; None if it cannot be read."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
 def subclass_runs_code(kind: type[Any]) -> bool:
     """Whether a subclass of it would run the user's code, which may enter it in a list of classes."""
     return any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1])
@@ -51,12 +59,11 @@ def rewritten(
         return None
     if subclass_runs_code(kind):
         return None
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
+    tree = code_of(forward)
+    function = None if tree is None else tree.body[0]
+    if tree is None or not isinstance(function, ast.FunctionDef):
         return None
-    function = tree.body[0]
-    if not isinstance(function, ast.FunctionDef) or function.decorator_list or function.args.args[:1] == []:
+    if function.decorator_list or function.args.args[:1] == []:
         return None
     private = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr.startswith("__"))
     if function.args.args[0].arg != "self" or any(not n.attr.endswith("__") for n in private):
