@@ -179,6 +179,7 @@ def test_progress_and_epochs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(n.images_per_second > 0 for n in news)
     assert (news[2].loss, news[2].quality) == (fitted.history[0].loss, fitted.history[0].quality)
     assert tuple(ends) == fitted.history
+    assert repr(fitted) == f"Fitted(Sequential: 2 epochs, loss {ends[1].loss:.4g})"
 
 
 def test_a_user_provided_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -57,6 +57,7 @@ def test_entries_are_those_that_the_modules_declare(shapes: Registry[Shape]) -> 
     assert shapes["square"] == Shape(name="square", help="Four equal sides", corners=4)
     assert shapes["pentagon"] == Shape(name="pentagon", help="Five sides", corners=5)
     assert list(Registry("shape", "shapes_for_tests.triangle", ScoreError)) == ["triangle"]  # one module
+    assert repr(shapes) == "Registry(shape: oblong, pentagon, square, triangle)"
 
 
 def test_unknown_names_get_the_nearest(shapes: Registry[Shape]) -> None:

@@ -35,6 +35,10 @@ def test_held_out_images() -> None:
     assert holdout | left == test == rows(whole, "test") and not holdout & left
     assert [whole.count(part) for part in PARTS] == [1438, 0, 359]
     assert whole.has("train") and not whole.has("holdout") and whole.example().shape == (1, 1, 8, 8)
+    parts = "1,438 train, 180 holdout, 179 test"
+    assert repr(halves) == f"ImageData(digits: images of 1 x 8 x 8, 10 classes; {parts})"
+    loader = halves.loader("train", 64, shuffle=True)  # 1438 = 22 x 64 + 30
+    assert repr(loader) == "Loader(1,438 images in 23 batches of 64, shuffled)"
 
 
 def test_mean_and_deviation_can_be_overridden() -> None:

@@ -71,7 +71,11 @@ def render(run: FinishedRun) -> str:
     reached, goal = summary.goal.text.split(": ", 1)  # the line that the terminal prints
     rows, timed = headline(summary), len(summary.speeds)
     rows = [*rows[:timed][:1], *rows[timed:]]  # of speeds, the one that was asked for
-    spent = [f"{phase} {duration(seconds)}" for phase, seconds in summary.seconds.items() if phase != "this_call"]
+    spent = [
+        f"{phase} {duration(seconds)}"
+        for phase, seconds in summary.seconds.items()
+        if phase != "this_call" and seconds >= 0.05
+    ]
     return render_page(
         "run.html",
         title=title(run),

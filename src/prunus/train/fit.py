@@ -32,6 +32,7 @@ from prunus.util.options import check, plain, replaced
 from prunus.util.processes import accelerating
 from prunus.util.progress import PhaseProgress, shown
 from prunus.util.state import generators_kept, reseed
+from prunus.util.text import count
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ Evaluate = Callable[[nn.Module, Batches], Evaluation]
 OnStep = Callable[[StepReport], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted:
     """A trained network and the history of its training.
 
@@ -85,6 +86,13 @@ class Fitted:
     model: nn.Module
     history: tuple[Epoch, ...]
     kept: int | None = None
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else None
+        loss = "" if last is None else f", loss {last.loss:.4g}"
+        held = "" if last is None or last.holdout is None else f", held-out quality {last.holdout.quality:.4g}"
+        kept = "" if self.kept is None else f", weights of epoch {self.kept} kept"
+        return f"Fitted({type(self.model).__name__}: {count(len(self.history), 'epoch')}{loss}{held}{kept})"
 
 
 def fit(

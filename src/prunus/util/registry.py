@@ -60,6 +60,9 @@ class Registry(Mapping[str, E], Generic[E]):
         self.what, self._package, self._error, self._of_function = what, package, error, of_function
         self._registered: dict[str, E] = {}  # at run time
 
+    def __repr__(self) -> str:
+        return f"Registry({self.what}: {', '.join(self)})"
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._declared, *self._registered}))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ _FOLDERS: dict[LabelKind, _FolderKind] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageData:
     """A data set, divided into its parts."""
 
@@ -64,6 +64,12 @@ class ImageData:
     mirror: bool
     max_corrupt: int | None
     workers: int = 0  # processes that decode files
+
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.shape))
+        parts = ", ".join(f"{self.count(part):,} {part}" for part in get_args(Part) if part in self.parts)
+        classes = f"{len(self.classes):,} classes" if self.classes else "no labels"
+        return f"ImageData({self.name}: images of {size}, {classes}; {parts})"
 
     @property
     def labelled(self) -> bool:

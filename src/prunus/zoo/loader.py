@@ -196,6 +196,10 @@ class Loader:
         self._scale = (1 / (255 * std)).float()  # [1, C, 1, 1]
         self._shift = (-mean / std).float()  # [1, C, 1, 1]
 
+    def __repr__(self) -> str:
+        how = ", shuffled" * self.order.shuffle + ", augmented" * self.augment
+        return f"Loader({self.num_images:,} images in {len(self):,} batches of {self.batch_size}{how})"
+
     @property
     def num_images(self) -> int:
         """Number of images of this process in an epoch."""
