@@ -90,6 +90,8 @@ def test_a_task_of_ones_own_in_a_few_lines() -> None:
         loss=lambda outputs, labels: F.l1_loss(outputs["count"], labels),
         quality=pr.Quality(lambda outputs, labels: -(outputs["count"] - labels).abs(), "minus count error", "people"),
     )
+    assert repr(task) == "Task(minus count error)"
+    assert repr(pr.TASKS["regression"]) == "Task(regression: R2)"
     numbers, wrong = torch.arange(9.0), torch.tensor([0, 0, 1, 0, 2, 0, 0, 0, 3.0])
     parts = [{"photo": n + w, "people": n} for n, w in batches(numbers, wrong)]
     found = pr.evaluate(Answers(lambda x: {"count": x}), parts, task=task)

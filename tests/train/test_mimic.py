@@ -66,6 +66,7 @@ def test_it_comes_closer_without_labels_and_changes_neither_network() -> None:
     images = torch.cat([images for images, _ in TEST])
     assert kl(done.model, original, images) < 0.7 * kl(model, original, images)
     assert min(done.losses) < done.losses[0] and done.steps > 0 and done.lr == 0.01
+    assert repr(done).startswith(f"Mimicked(Small: {done.steps} steps at rate 0.01, held-out loss ")
     for net, copied in zip((model, original), before, strict=True):
         assert same_state(net, copied)
         assert not net._forward_hooks and all(not module._forward_hooks for module in net.modules())

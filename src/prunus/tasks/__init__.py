@@ -83,7 +83,7 @@ class ByClass:
     of: str = "images"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Task(Entry):
     """What a network is for. `loss` and `quality` are all that a task of your own needs.
 
@@ -125,6 +125,9 @@ class Task(Entry):
     chance: Callable[[Any], float] | None = None
     reference: Callable[[Any], Any] | None = None
     as_labels: Callable[[Any], Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Task({self.name + ': ' if self.name else ''}{self.measured.name})"
 
     @property
     def measured(self) -> Quality:

@@ -37,7 +37,7 @@ MARGIN = 0.5  # of the smallest held-out loss in the test: high rates raise the 
 HELD_OUT_IMAGES = 1000  # for the held-out loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mimicked:
     """The network after mimicking.
 
@@ -54,6 +54,10 @@ class Mimicked:
     steps: int
     lr: float
     seconds: float
+
+    def __repr__(self) -> str:
+        losses = f"held-out loss {self.losses[0]:.4g} before, {min(self.losses):.4g} after"
+        return f"Mimicked({type(self.model).__name__}: {self.steps} steps at rate {self.lr:g}, {losses})"
 
 
 def mimic(
