@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import save_file
 
-from prunus.cli.console import complaints, resumable, table
+from prunus.cli.console import complaints, console, resumable, table
 from prunus.errors import FileError
 from prunus.util.files import atomic
 from prunus.zoo.models import create
@@ -70,6 +70,16 @@ def test_numbers_are_never_broken_and_words_are_if_they_must() -> None:
     Console(width=24, file=written).print(shown)
     told = [line.rstrip() for line in written.getvalue().splitlines()]
     assert told == ["a  title               n", "x  one two three  12,345", "   four five six"]
+
+
+def test_titles_of_numbers_are_broken_in_tables_that_are_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = (["part", "weights removed"], [["layer1.0.conv1", "50.0"]], ["weights removed"])
+    whole, broken = ["part            weights removed"], ["                weights", "part            removed"]
+    for width, first in ((31, whole), (30, broken)):
+        monkeypatch.setattr(console, "width", width)  # 31 = 14 + 2 + 15
+        written = StringIO()
+        Console(width=width, file=written).print(table(*row))
+        assert [line.rstrip() for line in written.getvalue().splitlines()][:-1] == first
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -153,11 +154,17 @@ def complain(kind: str, text: str, style: str = "yellow") -> None:
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> Table:
     """A table without lines, as wide as the terminal at most. A row may be shorter than the titles.
 
-    Columns with a title in `numbers` are right-aligned, and their cells are never broken; others are if they must.
+    Columns with a title in `numbers` are right-aligned, and their cells are never broken; others are if they must. If
+    the table is too wide, titles of numbers are broken between words.
     """
     drawn = Table(box=None, pad_edge=False)
-    for title in titles:
+    columns = [[row[place] for row in rows if place < len(row)] for place in range(len(titles))]
+    widths = [max(map(len, (title, *cells))) for title, cells in zip(titles, columns, strict=True)]
+    too_wide = sum(widths) + 2 * (len(widths) - 1) > console.width
+    for title, cells in zip(titles, columns, strict=True):
         number = title in numbers
+        if number and too_wide:
+            title = textwrap.fill(title, max(map(len, (*title.split(), *cells))), break_on_hyphens=False)
         drawn.add_column(title, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows:
         drawn.add_row(*row)

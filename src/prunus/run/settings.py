@@ -66,7 +66,7 @@ class Settings(TrackerSettings, FineTuning, SplitSettings, TimeSettings, Goal):
     )
     attention: Literal["heads", "dims"] = option(
         "heads",
-        "What attention loses: whole heads, or dimensions inside of heads",
+        "What attention loses: whole heads (heads), or dimensions inside all heads (dims)",
         group="Channels",
         choices=("heads", "dims"),
     )

@@ -135,7 +135,7 @@ DATA_SETS = {
             archives=("85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",),  # cifar-100-python.tar.gz
         ),
         DataSet("imagenet", "ILSVRC-2012, 1000 classes", "your own copy", needs_path=True),
-        DataSet("folder", "your own images: classes, masks, boxes or no labels", "your own files", needs_path=True),
+        DataSet("folder", "your own images, with any labels or none", "your own files", needs_path=True),
     )
 }
 NAMES = tuple(known.typed for known in DATA_SETS.values())
