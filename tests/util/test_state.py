@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prunus.util.state import ModuleState, module_state_kept
+from prunus.util.state import ModuleState, module_state_kept, nothing_compiled
 
 
 class Memory:
@@ -110,3 +111,37 @@ def test_memory_that_code_exchanges_is_put_back() -> None:
         layer.weight.data = aside
     assert not aside.any()
     assert torch.equal(layer.weight, before) and layer.weight.data_ptr() == memory
+
+
+def test_torch_compile_is_on_again_when_the_last_block_ends() -> None:
+    """In whatever order blocks end, and if they run in several threads."""
+    import torch._dynamo  # as in a process that compiles
+    from torch._dynamo import eval_frame
+
+    def stance() -> str:
+        return eval_frame._stance.stance
+
+    before, nested = stance(), torch._dynamo.config.error_on_nested_fx_trace
+    first, second = nothing_compiled(), nothing_compiled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert stance() == "force_eager" and not torch._dynamo.config.error_on_nested_fx_trace
+    second.__exit__(None, None, None)
+    assert (stance(), torch._dynamo.config.error_on_nested_fx_trace) == (before, nested)
+
+    def enter_and_wait(entered: threading.Event, end: threading.Event) -> None:
+        with nothing_compiled():
+            entered.set()
+            assert end.wait(60)
+
+    events = [(threading.Event(), threading.Event()) for _ in range(2)]
+    threads = [threading.Thread(target=enter_and_wait, args=pair) for pair in events]
+    for thread, (entered, _) in zip(threads, events, strict=True):
+        thread.start()
+        assert entered.wait(60)
+    for thread, (_, end) in zip(threads, events, strict=True):
+        assert stance() == "force_eager"
+        end.set()
+        thread.join(60)
+    assert stance() == before

@@ -311,13 +311,44 @@ def generators_kept(seed: int | None = None) -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
+class _Eager:
+    """torch.compile switched off until the last block ends: blocks may end in any order and run in several threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.Lock(), 0  # of the process
+        self._stance: Any = None
+        self._here = threading.local()  # PyTorch keeps settings of each thread
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._blocks += 1
+        self._here.blocks = getattr(self._here, "blocks", 0) + 1
+        if self._here.blocks == 1:
+            self._here.patch = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+            self._here.patch.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._here.blocks -= 1
+        if not self._here.blocks:
+            self._here.patch.__exit__(None, None, None)
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._stance.__exit__(None, None, None)
+
+
+_EAGER = _Eager()
+
+
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
     """Code under torch.compile runs as it is written: so it can be recorded, and other widths take no time."""
     if "torch._dynamo" not in sys.modules:  # importing it takes a second
         yield
         return
-    with torch._dynamo.config.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
+    with _EAGER:
         yield
 
 
